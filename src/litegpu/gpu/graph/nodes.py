@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -132,6 +132,17 @@ class GraphBuilder:
         i = len(self.values) if len(self.values) not in self.values else max(self.values) + 1
         self.values[i] = Value(i, shape, dtype, data, name, tensor)
         return i
+
+
+def replaced(graph: Graph, found: Container[int], put: Callable[[GraphBuilder, Node], None]) -> Graph:
+    """The graph with what `put` adds to the builder in place of each node whose output was found."""
+    builder = GraphBuilder(dict(graph.values), [])
+    for node in graph.nodes:
+        if node.output in found:
+            put(builder, node)
+        else:
+            builder.nodes.append(node)
+    return builder.graph(graph.inputs, graph.outputs)
 
 
 def bhwc(shape: Iterable[int]) -> Shape:

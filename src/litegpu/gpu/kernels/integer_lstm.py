@@ -10,13 +10,13 @@ import numpy as np
 
 from litegpu.gpu.evaluate.expressions import fixed_product
 from litegpu.gpu.graph import Shape
-from litegpu.gpu.kernels.access import Operands, open_sink, open_source
+from litegpu.gpu.kernels.access import Operands, declare_table, open_sink, open_source
 from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.kernels.expression import constant
 from litegpu.gpu.kernels.fixed_point import fixed_mul
 from litegpu.gpu.kernels.integer_layer_norm import moments, moments_in_numpy, normalized, normalized_in_numpy
 from litegpu.gpu.kernels.lstm import CANDIDATE, FORGET, GATES, INPUT, OUTPUT, packed_weights, sequences
-from litegpu.gpu.lang import Features, Kernel, Memory, TracedValue, i8x4, i32, i32x4, u32
+from litegpu.gpu.lang import Features, Kernel, TracedValue, i8x4, i32, i32x4, u32
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -166,11 +166,6 @@ def _constants(op: IntegerLstm, inputs: Sequence[Array | None]) -> _Constants:
     )
 
 
-def _fours(k: Kernel, operands: Operands, name: str, data: Array) -> Memory:
-    operands[name] = data
-    return k.buffer(name, i8x4, data.size // 4, access="read")
-
-
 def _divided(x: Array, bits: int) -> Array:
     """RoundingDivideByPOT."""
     mask = (1 << bits) - 1
@@ -186,11 +181,9 @@ def _recurrence(k: Kernel, ctx: KernelContext, op: IntegerLstm, operands: Operan
     steps = rows if op.time_major else columns
     b, me, threads = k.group_id(), k.local_id(), k.threads
     constants = _constants(op, [ctx.value(v).data for v in ctx.node.inputs])
-    weights = _fours(k, operands, "weights", constants.weights)
-    operands["tables"] = constants.tables
-    tables = k.buffer("tables", u32, constants.tables.size, access="read")
-    operands["numbers"] = constants.numbers
-    numbers = k.buffer("numbers", i32, constants.numbers.size, access="read")
+    weights = declare_table(k, "weights", constants.weights, i8x4, operands)
+    tables = declare_table(k, "tables", constants.tables, u32, operands)
+    numbers = declare_table(k, "numbers", constants.numbers, i32, operands)
     outputs = k.shared(i32, m)
     state = k.shared(i32, n)
     given = k.shared(i32, -(-n // 4) * 4)  # what units give, less the zero point
@@ -298,7 +291,7 @@ def _recurrence(k: Kernel, ctx: KernelContext, op: IntegerLstm, operands: Operan
             if op.projection is None:
                 outputs[i] = given[i] + (op.hidden_zero - op.zero)
             else:
-                projection = _fours(k, operands, "projection", constants.projection)
+                projection = declare_table(k, "projection", constants.projection, i8x4, operands)
                 total = k.var(number(constants.bias, i))
                 with k.loop(-(-n // 4)) as u:
                     four = projection[u * m + i]

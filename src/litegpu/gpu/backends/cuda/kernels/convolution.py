@@ -41,10 +41,11 @@ from litegpu.gpu.backends.cuda.kernels.tile import (
     ranked,
     that_fit,
 )
-from litegpu.gpu.graph import Conv2D, DType
+from litegpu.gpu.graph import Conv2D, DType, Shape
 from litegpu.gpu.kernels.access import Operands
 from litegpu.gpu.kernels.context import KernelContext, Launch, quickest
 from litegpu.gpu.lang.features import Features
+from litegpu.gpu.view import padded
 
 #: What an element of a residual takes more in the kernel of convolution.cu than its estimate says, in microseconds.
 RESIDUAL = 1.4e-6
@@ -103,6 +104,11 @@ def estimate(layer: Layer, features: Features) -> float:
     tiles, others = _options(layer, features)
     found = [of(layer, some[0], units) for of, _, some in others if some]
     return min([cost(product_of(layer, features.capability), tiles[0], units), *found])
+
+
+def estimate_alone(op: Conv2D, source: Shape, weights: np.ndarray, target: Shape, features: Features) -> float:
+    """estimate() of a convolution in float16 of dense values of these shapes, with nothing in front and behind."""
+    return estimate(Layer(op, padded(0, source, DType.FLOAT16), weights, target, True), features)
 
 
 def _options(layer: Layer, features: Features) -> tuple[Sequence[WorkgroupTile], list[_Option]]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 
-from litegpu.gpu.backends.cuda.kernels.convolution import estimate
-from litegpu.gpu.backends.cuda.kernels.layer import Layer
-from litegpu.gpu.graph import Conv2D, Copy, DType, Graph, GraphBuilder, Mirror, Node, fits_half
+from litegpu.gpu.backends.cuda.kernels.convolution import estimate_alone
+from litegpu.gpu.graph import Conv2D, Copy, DType, Graph, GraphBuilder, Mirror, Node, Value, fits_half, replaced
 from litegpu.gpu.lang.features import Features
-from litegpu.gpu.view import padded
 
 #: Bytes in a microsecond, read or written, of a copy.
 COPIED = 3e6
@@ -21,18 +20,19 @@ MIRRORED = 0.0
 def copy_borders(graph: Graph, features: Features) -> Graph:
     """The graph with copies in front of convolutions that are quicker without a border of their own in float16."""
     found = {n.output for n in graph.nodes if _is_mirrored(n, graph) and _gains(n, graph, features)}
-    if not found:
-        return graph
-    builder = GraphBuilder(dict(graph.values), [])
-    for node in graph.nodes:
-        if node.output in found:
-            assert isinstance(node.op, Conv2D)
-            before, after = _around(node, graph)
-            source = mirrored(builder, node, before, after, node.op.border == "symmetric")
-            op = dataclasses.replace(node.op, padding=(0, 0), border="zero")
-            node = dataclasses.replace(node, op=op, inputs=(source, *node.inputs[1:]))
-        builder.nodes.append(node)
-    return builder.graph(graph.inputs, graph.outputs)
+    return replaced(graph, found, _put) if found else graph
+
+
+def _put(builder: GraphBuilder, node: Node) -> None:
+    assert isinstance(node.op, Conv2D)
+    before, after = _around(node, builder.values)
+    source = mirrored(builder, node, before, after, node.op.border == "symmetric")
+    builder.nodes.append(dataclasses.replace(node, op=_within(node.op), inputs=(source, *node.inputs[1:])))
+
+
+def _within(op: Conv2D) -> Conv2D:
+    """The convolution of an input that has its border."""
+    return dataclasses.replace(op, padding=(0, 0), border="zero")
 
 
 def mirrored(
@@ -53,11 +53,11 @@ def _is_mirrored(node: Node, graph: Graph) -> bool:
     return weights is not None and fits_half(weights) and graph.values[node.inputs[0]].dtype is DType.FLOAT32
 
 
-def _around(node: Node, graph: Graph) -> tuple[tuple[int, int], tuple[int, int]]:
+def _around(node: Node, values: Mapping[int, Value]) -> tuple[tuple[int, int], tuple[int, int]]:
     """Rows and columns that the convolution reads in front of its input, and behind."""
     op = node.op
     assert isinstance(op, Conv2D)
-    x, weights, y = (graph.values[v].shape for v in (*node.inputs[:2], node.output))
+    x, weights, y = (values[v].shape for v in (*node.inputs[:2], node.output))
     after = [
         max(0, (y[i] - 1) * op.stride[i - 1] + (weights[i] - 1) * op.dilation[i - 1] + 1 - op.padding[i - 1] - x[i])
         for i in (1, 2)
@@ -68,10 +68,9 @@ def _around(node: Node, graph: Graph) -> tuple[tuple[int, int], tuple[int, int]]
 def _gains(node: Node, graph: Graph, features: Features) -> bool:
     x, weights, y = (graph.values[v] for v in (*node.inputs[:2], node.output))
     assert isinstance(node.op, Conv2D) and weights.data is not None
-    before, after = _around(node, graph)
+    before, after = _around(node, graph.values)
     (b, h, w, c) = x.shape
     larger = (b, before[0] + h + after[0], before[1] + w + after[1], c)
-    now = estimate(Layer(node.op, padded(0, x.shape, DType.FLOAT16), weights.data, y.shape, True), features)
-    op = dataclasses.replace(node.op, padding=(0, 0), border="zero")
-    then = estimate(Layer(op, padded(0, larger, DType.FLOAT16), weights.data, y.shape, True), features)
+    now = estimate_alone(node.op, x.shape, weights.data, y.shape, features)
+    then = estimate_alone(_within(node.op), larger, weights.data, y.shape, features)
     return then + 2 * (math.prod(x.shape) + math.prod(larger)) / COPIED <= MIRRORED * now and then < now

@@ -9,13 +9,11 @@ import math
 
 import numpy as np
 
-from litegpu.gpu.backends.cuda.kernels.convolution import estimate
-from litegpu.gpu.backends.cuda.kernels.layer import Layer
+from litegpu.gpu.backends.cuda.kernels.convolution import estimate_alone
 from litegpu.gpu.backends.cuda.kernels.transpose import phases
 from litegpu.gpu.backends.cuda.passes.borders import COPIED, mirrored
-from litegpu.gpu.graph import Conv2D, DType, Graph, GraphBuilder, Node, TransposeConv2D, fits_half
+from litegpu.gpu.graph import Conv2D, DType, Graph, GraphBuilder, Node, TransposeConv2D, fits_half, replaced
 from litegpu.gpu.lang.features import Features
-from litegpu.gpu.view import padded
 
 #: What the phases must take of what one convolution does, by estimate: what the same kernel would take for 4 of 9
 #: products, and something for launches. Not measured yet. (H200: convolutions behind a resize take 1.2 to 1.4 times
@@ -27,24 +25,24 @@ LEAST_CHANNELS = 16
 
 def transpose_enlarged(graph: Graph, features: Features) -> Graph:
     """The graph with transposed convolutions where these are quicker in float16."""
-    found = {n.output: op for n in graph.nodes if (op := _transposed(n, graph)) and _gains(n, op, graph, features)}
-    if not found:
-        return graph
-    builder = GraphBuilder(dict(graph.values), [])
+    found: dict[int, tuple[TransposeConv2D, np.ndarray]] = {}
     for node in graph.nodes:
-        if node.output in found:
-            data = graph.values[node.inputs[1]].data
-            assert isinstance(node.op, Conv2D) and data is not None
-            weights = builder.constant(_joined(data, node.op.upsample))
-            around = _around(node.op)
-            x = mirrored(builder, node, around, around, True) if any(around) else node.inputs[0]
-            node = dataclasses.replace(node, op=found[node.output], inputs=(x, weights))
-        builder.nodes.append(node)
-    return builder.graph(graph.inputs, graph.outputs)
+        transposed = _transposed(node, graph)
+        if transposed is not None and _gains(node, *transposed, graph, features):
+            found[node.output] = transposed
+
+    def put(builder: GraphBuilder, node: Node) -> None:
+        op, weights = found[node.output]
+        assert isinstance(node.op, Conv2D)
+        around = _around(node.op)
+        x = mirrored(builder, node, around, around, True) if any(around) else node.inputs[0]
+        builder.nodes.append(dataclasses.replace(node, op=op, inputs=(x, builder.constant(weights))))
+
+    return replaced(graph, found, put) if found else graph
 
 
-def _transposed(node: Node, graph: Graph) -> TransposeConv2D | None:
-    """What the convolution is, if it is one behind a resize."""
+def _transposed(node: Node, graph: Graph) -> tuple[TransposeConv2D, np.ndarray] | None:
+    """What the convolution is, and its weights, if it is one behind a resize."""
     op = node.op
     if not isinstance(op, Conv2D) or op.upsample == (1, 1):
         return None
@@ -55,13 +53,14 @@ def _transposed(node: Node, graph: Graph) -> TransposeConv2D | None:
     x, weights = (graph.values[v] for v in node.inputs[:2])
     if weights.data is None or weights.shape[1:3] == (1, 1) or min(weights.shape[::3]) < LEAST_CHANNELS:
         return None
-    if x.dtype is not DType.FLOAT32 or not fits_half(_joined(weights.data, op.upsample)):
+    joined = _joined(weights.data, op.upsample)
+    if x.dtype is not DType.FLOAT32 or not fits_half(joined):
         return None
     window = weights.shape[1:3]
     # the last tap that reads a pixel, of the output that lies `padding` in front of it, is the window's first
     inside = [before - n * times for before, n, times in zip(op.padding, _around(op), op.upsample, strict=True)]
     down, across = (n - 1 - before for n, before in zip(window, inside, strict=True))
-    return TransposeConv2D(op.upsample, (down, across)) if min(down, across) >= 0 else None
+    return (TransposeConv2D(op.upsample, (down, across)), joined) if min(down, across) >= 0 else None
 
 
 def _around(op: Conv2D) -> tuple[int, int]:
@@ -82,13 +81,12 @@ def _joined(weights: np.ndarray, times: tuple[int, int]) -> np.ndarray:
     return found
 
 
-def _gains(node: Node, op: TransposeConv2D, graph: Graph, features: Features) -> bool:
+def _gains(node: Node, op: TransposeConv2D, joined: np.ndarray, graph: Graph, features: Features) -> bool:
     x, weights, y = (graph.values[v] for v in (*node.inputs[:2], node.output))
     assert isinstance(node.op, Conv2D) and weights.data is not None
     more, (b, h, w, c) = _around(node.op), x.shape
-    source = padded(0, (b, h + 2 * more[0], w + 2 * more[1], c), DType.FLOAT16)
-    joined = _joined(weights.data, node.op.upsample)
-    parts = 2 * (math.prod(x.shape) + math.prod(source.shape)) / COPIED if any(more) else 0.0
+    source = (b, h + 2 * more[0], w + 2 * more[1], c)
+    parts = 2 * (math.prod(x.shape) + math.prod(source)) / COPIED if any(more) else 0.0
     for down, across in itertools.product(
         *(phases(y.shape[i], joined.shape[i], op.stride[i - 1], op.padding[i - 1]) for i in (1, 2))
     ):
@@ -96,7 +94,5 @@ def _gains(node: Node, op: TransposeConv2D, graph: Graph, features: Features) ->
         if not math.prod(part.shape):
             return False
         shape = (y.shape[0], down.size, across.size, y.shape[3])
-        layer = Layer(Conv2D(padding=(down.padding, across.padding)), source, part, shape, True)
-        parts += estimate(layer, features)
-    source = padded(0, x.shape, DType.FLOAT16)
-    return parts <= GAIN * estimate(Layer(node.op, source, weights.data, y.shape, True), features)
+        parts += estimate_alone(Conv2D(padding=(down.padding, across.padding)), source, part, shape, features)
+    return parts <= GAIN * estimate_alone(node.op, x.shape, weights.data, y.shape, features)

@@ -8,12 +8,10 @@ import dataclasses
 
 import numpy as np
 
-from litegpu.gpu.backends.cuda.kernels.convolution import estimate
-from litegpu.gpu.backends.cuda.kernels.layer import Layer
-from litegpu.gpu.graph import Conv2D, DType, Graph, GraphBuilder, Node, fits_half
+from litegpu.gpu.backends.cuda.kernels.convolution import estimate_alone
+from litegpu.gpu.graph import Conv2D, DType, Graph, GraphBuilder, Node, fits_half, replaced
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.passes.decisions import values_decided_on
-from litegpu.gpu.view import padded
 
 #: Outputs that are few, and columns of a window that is wide.
 MOST_OUTPUTS, LEAST_COLUMNS = 4, 3
@@ -30,15 +28,7 @@ def split_few_outputs(graph: Graph, features: Features) -> Graph:
     float16."""
     found = {node.output for node in graph.nodes if _suits(node, graph) and _gains(node, graph, features)}
     found -= values_decided_on(graph).keys() if found else set()
-    if not found:
-        return graph
-    builder = GraphBuilder(dict(graph.values), [])
-    for node in graph.nodes:
-        if node.output in found:
-            _put(builder, node)
-        else:
-            builder.nodes.append(node)
-    return builder.graph(graph.inputs, graph.outputs)
+    return replaced(graph, found, _put) if found else graph
 
 
 def _suits(node: Node, graph: Graph) -> bool:
@@ -59,11 +49,9 @@ def _gains(node: Node, graph: Graph, features: Features) -> bool:
     assert isinstance(node.op, Conv2D) and weights.data is not None
     first, second, between = _halves(node.op, x.shape, y.shape, weights.data)
 
-    def microseconds(op: Conv2D, source: tuple[int, ...], data: np.ndarray, shape: tuple[int, ...]) -> float:
-        return estimate(Layer(op, padded(0, source, DType.FLOAT16), data, shape, True), features)
-
-    now = microseconds(node.op, x.shape, weights.data, y.shape)
-    both = microseconds(first[0], x.shape, first[1], between) + microseconds(second[0], between, second[1], y.shape)
+    now = estimate_alone(node.op, x.shape, weights.data, y.shape, features)
+    both = estimate_alone(first[0], x.shape, first[1], between, features)
+    both += estimate_alone(second[0], between, second[1], y.shape, features)
     return both <= GAIN * now
 
 

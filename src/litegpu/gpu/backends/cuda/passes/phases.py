@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from litegpu.gpu.graph import Conv2D, Copy, DType, Graph, GraphBuilder, Node, Reshape, TransposeConv2D
+from litegpu.gpu.graph import Conv2D, Copy, DType, Graph, GraphBuilder, Node, Reshape, TransposeConv2D, replaced
 
 #: Products for each number that is read, up to which reading it takes longer.
 MOST_PRODUCTS = 128
@@ -17,15 +17,7 @@ MOST_PRODUCTS = 128
 def join_phases(graph: Graph) -> Graph:
     """The graph with an ordinary convolution and a reshape for each such layer."""
     found = {node.output for node in graph.nodes if _suits(node, graph)}
-    if not found:
-        return graph
-    builder = GraphBuilder(dict(graph.values), [])
-    for node in graph.nodes:
-        if node.output in found:
-            _put(builder, node)
-        else:
-            builder.nodes.append(node)
-    return builder.graph(graph.inputs, graph.outputs)
+    return replaced(graph, found, _put) if found else graph
 
 
 def _suits(node: Node, graph: Graph) -> bool:
