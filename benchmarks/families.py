@@ -63,7 +63,7 @@ Row = dict[str, Any]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     args = _arguments(arguments)
-    os.environ.setdefault(WORK_VARIABLE, str(10**12))  # one layer of PSPNet's alone is more than the default
+    os.environ.setdefault(WORK_VARIABLE, str(10**15))  # of what files do not state, too, as PSPNet's layers
     table = Table(args.output, args.append)
     kinds = ["float16", "int8"] if args.int8 else ["float16"]
     cases = [(name, batch, kind) for name in args.models for batch in _batches(args, name) for kind in kinds]

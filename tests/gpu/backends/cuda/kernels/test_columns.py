@@ -37,7 +37,8 @@ def only(monkeypatch, tile: ColumnTile, groups: int) -> list[Layer]:
     taken: list[Layer] = []
 
     def alone(layer: Layer, capability: int, units: int) -> list[ColumnTile]:
-        found = [tile] if columns.can(layer, 90) else []
+        fits = columns.can(layer, 90) and tile.fits(specialized.row_bytes(layer), specialized.steps_of(layer))
+        found = [tile] if fits else []
         taken.extend([layer] * len(found))
         return found
 
