@@ -505,6 +505,7 @@ def test_custom_ops_that_no_delegate_takes_are_named() -> None:
     with pytest.raises(litegpu.InvokeError, match=r"Tripler \(op number 2\)") as error:
         interpreter.allocate_tensors()
     assert "Doubler" not in str(error.value)
+    assert "No delegate took them (Tripler: Operation is not supported.)" in str(error.value)
     with pytest.raises(litegpu.InvokeError, match="not ready"):
         interpreter.invoke()
 

@@ -24,11 +24,13 @@ SAME, VALID = 1, 2  # of the C struct
 ACTIVATIONS = {0: lambda x: x, 1: lambda x: max(x, 0), 2: lambda x: min(max(x, -1), 1), 3: lambda x: min(max(x, 0), 6)}
 
 
-def model(name: str, inputs: list[Any], outputs: list[tuple[int, ...]], options: bytes) -> ModelBuilder:
+def model(
+    name: str, inputs: list[Any], outputs: list[tuple[int, ...]], options: bytes, version: int = 1
+) -> ModelBuilder:
     """One operator; inputs that are shapes are runtime tensors, arrays are constants."""
     b = ModelBuilder()
     tensors = [b.constant(x) if isinstance(x, np.ndarray) else b.input(f"x{i}", x) for i, x in enumerate(inputs)]
-    b.output(*b.custom(name, tensors, [(s, F32) for s in outputs], options))
+    b.output(*b.custom(name, tensors, [(s, F32) for s in outputs], options, version=version))
     return b
 
 
@@ -374,5 +376,6 @@ def test_landmarks_to_transform_matrix(seed: int) -> None:
     second = shift(*centre) @ rotation(-angle) @ np.diag([*size, 1]) @ shift(-32, -16)
     options = dict(subset_idxs=subset, left_rotation_idx=left, right_rotation_idx=right, output_height=32,
                    target_rotation_radians=0.4, output_width=64, scale_x=1.2, scale_y=1.4)  # fmt: skip
-    b = model("Landmarks2TransformMatrixV2", [(1, 11, 3)], [(1, 4, 4)], bytes(flexbuffers.Dumps(options)))
-    check(b, [points[None]], [as_4x4(second)], "version 2")
+    for name in ("Landmarks2TransformMatrixV2", "Landmarks2TransformMatrix"):  # MediaPipe's files have the latter
+        b = model(name, [(1, 11, 3)], [(1, 4, 4)], bytes(flexbuffers.Dumps(options)), version=2)
+        check(b, [points[None]], [as_4x4(second)], "version 2")

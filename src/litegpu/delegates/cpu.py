@@ -196,13 +196,16 @@ def unresolved_custom_ops(
     return missing
 
 
-def unresolved_message(missing: Sequence[tuple[str, Sequence[int]]]) -> str:
-    """What to tell a user whose model has ops that neither a delegate nor the official runtime has."""
+def unresolved_message(missing: Sequence[tuple[str, Sequence[int]]], reasons: Mapping[int, str] | None = None) -> str:
+    """What to tell a user whose model has ops that neither a delegate nor the official runtime has. `reasons`: why
+    delegates refused them, by number."""
     ops = "; ".join(f"{code} (op number {', '.join(str(n) for n in nodes)})" for code, nodes in missing)
+    given = dict.fromkeys(f"{code}: {reasons[n]}" for code, nodes in missing for n in nodes if reasons and n in reasons)
+    refused = f" ({'; '.join(given)})" if given else ""
     return (
-        f"Encountered unresolved custom op{'' if len(missing) == 1 else 's'}: {ops}. No delegate took them and the "
-        "official CPU runtime has no kernel for them. Register one with InterpreterWithCustomOps, give a delegate that "
-        "supports them, or convert the model without them."
+        f"Encountered unresolved custom op{'' if len(missing) == 1 else 's'}: {ops}. No delegate took them{refused}, "
+        "and the official CPU runtime has no kernel for them. Register one with InterpreterWithCustomOps, give a "
+        "delegate that supports them, or convert the model without them."
     )
 
 

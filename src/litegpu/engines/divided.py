@@ -182,7 +182,8 @@ class Divided(Engine):
         left = [o for owner, partition in division.partitions if owner == ON_CPU for o in partition.nodes]
         missing = cpu.unresolved_custom_ops(self._stateful.model, self._graph, left, self.setup.options)
         if missing:
-            raise InvokeError(cpu.unresolved_message(missing))
+            reasons = {n.index: n.reason for n in division.report.nodes if n.reason and not n.accepted}
+            raise InvokeError(cpu.unresolved_message(missing, reasons))
 
     # ------------------------------------------------------------------------------------------------ running
 

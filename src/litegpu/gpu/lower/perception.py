@@ -142,6 +142,7 @@ def transform_landmarks(ctx: OpContext) -> None:
 
 @lowers_as(Landmarks2TransformMatrix=1, Landmarks2TransformMatrixV2=2)
 def landmarks_to_transform_matrix(ctx: OpContext, edition: int) -> None:
+    edition = max(edition, ctx.operator.version)  # models tell the second by the version or by the name
     options, elements = _Options(ctx), math.prod(ctx.shape(0))
     ctx.require(elements % 3 == 0, f"{elements} numbers are not landmarks of 3 dimensions")
     left, right = options.integer("left_rotation_idx"), options.integer("right_rotation_idx")

@@ -93,12 +93,12 @@ OPS = (
     Op(
         "Landmarks2TransformMatrix", custom=True, shape=_declared_shape,
         without="it makes one matrix of the landmarks of one image",
-        gpu=Gpu(2, ranks=(3, 4), notes="landmarks of three dimensions; options are FlexBuffers"),
+        gpu=Gpu(2, ranks=(3, 4), notes="landmarks of three dimensions; options, those of the version, are FlexBuffers"),
     ),
     Op(
         "Landmarks2TransformMatrixV2", custom=True, shape=_declared_shape,
         without="it makes one matrix of the landmarks of one image",
-        gpu=Gpu(2, ranks=(3, 4), notes="landmarks of three dimensions; options are FlexBuffers"),
+        gpu=Gpu(2, ranks=(3, 4), notes="landmarks of three dimensions; options, those of the version, are FlexBuffers"),
     ),
     Op(
         "MaxPoolingWithArgmax2D", f"x[4]:float32 -> .:float32 .^  ; {_WINDOW}", custom=True,
