@@ -88,18 +88,19 @@ def test_run(reaching: Callable[..., Called], monkeypatch: pytest.MonkeyPatch) -
     assert plain == {
         "labels": None, "device": "auto", "precision": "float32",
         "arithmetic": "auto", "compare_with_cpu": True, "output": None,
-        "num_threads": None, "normalization": None, "signature": None,
+        "num_threads": None, "normalization": None, "signature": None, "shapes": (),
     }  # fmt: skip
     found = reaching(
         target, "run", "m", "--image=a", "--image=b", "--labels=l", "--device=webgpu", "--precision=auto",
         "--arithmetic=float",
-        "--no-compare", "-o", "out", "--num-threads=4", "--std=2", "--signature=key",
+        "--no-compare", "-o", "out", "--num-threads=4", "--std=2", "--signature=key", "--input-shape=1,2",
+        "--input-shape=x=3",
     )  # fmt: skip
     assert found.pop("given") == (Path("m"), [Path("a"), Path("b")])
     assert found == {
         "labels": Path("l"), "device": "webgpu", "precision": "auto",
         "arithmetic": "float", "compare_with_cpu": False, "output": Path("out"),
-        "num_threads": 4, "normalization": Normalization(127.5, 2.0), "signature": "key",
+        "num_threads": 4, "normalization": Normalization(127.5, 2.0), "signature": "key", "shapes": ["1,2", "x=3"],
     }  # fmt: skip
     for problems in ((), ("no room",)):
         report = SimpleNamespace(problems=problems, as_dict=lambda: {"a": 1})
@@ -134,6 +135,7 @@ def test_inference_diff(reaching: Callable[..., Called], monkeypatch: pytest.Mon
         "delegate": "gpu", "precision": "float16", "arithmetic": "auto", "backend": "auto", "quantization": True,
         "max_delegated_partitions": 0, "num_threads": 1, "reference": "auto", "num_runs": None, "inputs": (), "seed": 0,
         "max_relative_error": None, "per_op": False, "tolerance": None, "signature": None,
+        "shapes": (),
     }  # fmt: skip
     assert options("m") == options("--model_file=m") == plain
     found = options(
@@ -141,11 +143,13 @@ def test_inference_diff(reaching: Callable[..., Called], monkeypatch: pytest.Mon
         "--gpu_arithmetic=integer", "--gpu_backend=vulkan", "--gpu_experimental_enable_quant=false",
         "--max_delegated_partitions=3", "--num_threads=4", "--reference=builtin", "--num_runs=7", "--input=a",
         "--input=x=b", "--seed=9", "--max_relative_error=0.5", "--per-op", "--tolerance=0.25", "--signature=key",
+        "--input-shape=1,2", "--input_shape=x=3",
     )  # fmt: skip
     assert found == {
         "delegate": "gpu", "precision": "auto", "arithmetic": "integer", "backend": "vulkan", "quantization": False,
         "max_delegated_partitions": 3, "num_threads": 4, "reference": "builtin", "num_runs": 7, "inputs": ("a", "x=b"),
         "seed": 9, "max_relative_error": 0.5, "per_op": True, "tolerance": 0.25, "signature": "key",
+        "shapes": ("1,2", "x=3"),
     }  # fmt: skip
     for arguments, changed in (
         (["--use_xnnpack=1"], {"delegate": "xnnpack"}), (["--use_xnnpack=true"], {"delegate": "xnnpack"}),

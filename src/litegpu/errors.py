@@ -37,6 +37,10 @@ class InvokeError(LiteGpuError, RuntimeError):
     """Allocation or inference failed."""
 
 
+class OpenShapeError(InvokeError):
+    """The model does not run in the sizes that its file has in place of those that it leaves open."""
+
+
 class QueueFullError(InvokeError):
     """So many calls wait for a batcher that it takes no more."""
 

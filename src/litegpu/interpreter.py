@@ -24,7 +24,7 @@ from litegpu import fork
 from litegpu.background import Background, InferenceFuture
 from litegpu.boundary import typed_errors, typed_method
 from litegpu.delegate_registry import load_delegate
-from litegpu.delegates.cpu import OfficialOptions
+from litegpu.delegates.cpu import OfficialOptions, is_unresolved
 from litegpu.delegates.demand import check_demand, check_input_shape
 from litegpu.delegates.plan import Plan
 from litegpu.delegates.protocol import Delegate as DelegateProtocol
@@ -37,9 +37,17 @@ from litegpu.engines.entries import Entries
 from litegpu.engines.opening import open_engine
 from litegpu.engines.source import ModelSource
 from litegpu.engines.whole import native
-from litegpu.errors import DelegateError, DelegateTypeError, InvokeError, ModelError, OptionError, TensorError
+from litegpu.errors import (
+    DelegateError,
+    DelegateTypeError,
+    InvokeError,
+    ModelError,
+    OpenShapeError,
+    OptionError,
+    TensorError,
+)
 from litegpu.model.inline import inline_composites
-from litegpu.model.inputs import is_given, without_value
+from litegpu.model.inputs import is_given, open_inputs, without_value
 from litegpu.model.loops import check_loops
 from litegpu.model.mapping import check_mapped
 from litegpu.model.types import Model, Subgraph
@@ -81,6 +89,7 @@ class Interpreter:
     _leaves_outputs = False
     _duration: int | None = None
     _is_resized = False
+    _awaits_sizes = False
     _custom_op_registerers: Sequence[Any] = ()
 
     def __init__(
@@ -159,9 +168,33 @@ class Interpreter:
                 check_demand(self.model.main, self._engine.input_shapes())
         except ModelError as error:
             raise InvokeError(str(error)) from None
-        self._engine = self._engine.allocate()
+        try:
+            self._engine = self._engine.allocate()
+        except InvokeError as error:
+            told = self._with_open_sizes(error)
+            self._awaits_sizes |= told is not error
+            raise told from error.__cause__
+        self._awaits_sizes = False
         for index, value in self._setup.freed.items():
             self._engine.set(index, value)
+
+    @property
+    def awaits_sizes(self) -> bool:
+        """Whether it could not be allocated as the file leaves sizes of inputs open, and does not run in those that it
+        has in their place."""
+        return self._awaits_sizes
+
+    def _with_open_sizes(self, error: InvokeError) -> InvokeError:
+        """The error of an allocation, or one that tells, if the caller may still have to say how large inputs are."""
+        inputs = open_inputs(self.model)
+        if self._is_resized or not inputs or is_unresolved(str(error)):
+            return error
+        sizes = ", ".join(f"'{t.name}' {list(t.shape_signature)}" for t in inputs)
+        present = ", ".join(str(list(t.shape)) for t in inputs)
+        return OpenShapeError(
+            f"{error} The sizes of {sizes} are open, and it does not run in those of the file, {present}: give others, "
+            "with resize_tensor_input() or the tools' --input-shape"
+        )
 
     @exclusive
     def invoke(self) -> None:
@@ -421,7 +454,10 @@ class Interpreter:
         """What allocate_tensors() would delegate with the present input shapes, if every delegate can prepare what it
         accepts. Nothing is prepared, so no device is needed. Raises InvokeError if the shapes are refused."""
         self._setup.source.check_present()
-        self._engine.preview()
+        try:
+            self._engine.preview()
+        except InvokeError as error:
+            raise self._with_open_sizes(error) from error.__cause__
         return self._announcer.report
 
     # --------------------------------------------------------------------------------------- for tools of all kinds

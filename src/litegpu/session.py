@@ -18,7 +18,7 @@ from litegpu.boundary import typed, typed_errors
 from litegpu.delegates.protocol import NamesDevice
 from litegpu.delegates.report import DelegationReport
 from litegpu.device_choice import asked_for, every_device
-from litegpu.errors import InvokeError, LiteGpuError, OptionError, TensorError
+from litegpu.errors import InvokeError, LiteGpuError, OpenShapeError, OptionError, TensorError
 from litegpu.gpu.backends import registry
 from litegpu.gpu.backends.abilities import Opener, PinnedMemory
 from litegpu.gpu.delegate.array_place import backend_of, is_on_gpu
@@ -105,6 +105,8 @@ def load(
     def allocated(interpreter: Interpreter) -> Interpreter:
         try:
             interpreter.allocate_tensors()
+        except OpenShapeError as error:
+            log.debug("The first call has to tell the sizes. %s", error)
         except BaseException:
             interpreter.close()
             raise
@@ -197,7 +199,9 @@ class LoadedModel:
         self._word = ""  # for the device, where there are several
         self._spread: Spread | None = None  # over this model and the same on other devices
         self._closed = False
-        self._resizing = False  # also after a resize that was broken off, whose shapes nobody knows
+        #: Also after a resize that was broken off, whose shapes nobody knows, and before the first call where the file
+        #: leaves sizes open that it does not run without.
+        self._resizing = interpreter.awaits_sizes
         self._learn_inputs()
         self._gpu_call: GpuCall | None = None  # how the last call was made, if it was on arrays on the GPU
 
@@ -640,10 +644,12 @@ class LoadedModel:
                 self.interpreter.resize_tensor_input(self._inputs[name], shape)
             self.interpreter.allocate_tensors()
         except (InvokeError, TensorError) as error:
+            awaits_sizes = self.interpreter.awaits_sizes
             for name in shapes:
                 self.interpreter.resize_tensor_input(self._inputs[name], before[name])
-            self.interpreter.allocate_tensors()
-            self._resizing = False
+            if not awaits_sizes:
+                self.interpreter.allocate_tensors()
+                self._resizing = False
             shapes_text = ", ".join(f"'{n}' {list(before[n])} to {list(shape)}" for n, shape in shapes.items())
             raise TensorError(f"The model cannot be resized ({shapes_text}): {error}") from error
 
@@ -672,6 +678,9 @@ class LoadedModel:
                 interpreter = self._reopen(bytes(with_batch(model, batches.pop(), inputs=changed).content))
         except LiteGpuError as error:
             log.debug("Not opened for another batch: %s", error)
+            return False
+        if interpreter.awaits_sizes:
+            interpreter.close()
             return False
         former, self.interpreter = self.interpreter, interpreter
         former.close()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from litegpu.cli.application import Json, app, print_json
+from litegpu.cli.application import InputShapes, Json, app, print_json
 
 if TYPE_CHECKING:
     from litegpu.tools.advise import MeasuredWays
@@ -46,6 +48,7 @@ def advise(
             help="Ask this delegate instead, by its name: gpu, openvino ... May be repeated.", show_default="gpu"
         ),
     ] = None,
+    input_shape: InputShapes = None,
     html: Annotated[Path | None, typer.Option(help="Write a report as one HTML file, with the graph.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -72,17 +75,20 @@ def advise(
     from litegpu.errors import OptionError
     from litegpu.tools.advise import advise as ask
     from litegpu.tools.advise import print_advice, write_page
+    from litegpu.tools.entered import entered
     from litegpu.tools.outputs import all_of, require_writable
 
     if html is not None:
         require_writable(html, read=[model])
     if not measure and (tolerance is not None or batch is not None):
         raise OptionError("--tolerance and --batch say how to measure: give --measure as well")
+    shapes = input_shape or ()
     advice = ask(
-        model,
+        entered(model, shapes=shapes),
         delegates=[load_delegate(name) for name in delegate] if delegate else None,
-        measured=measured(model, tolerance, batch) if measure else None,
+        measured=measured(model, tolerance, batch, shapes) if measure else None,
     )
+    advice = replace(advice, model=str(model))
     all_of(
         lambda: print_json(advice.as_dict()) if as_json else print_advice(advice),
         lambda: write_page(advice, model, html) if html is not None else None,
@@ -91,7 +97,7 @@ def advise(
         raise typer.Exit(1)
 
 
-def measured(model: Path, tolerance: float | None, batch: int | None) -> MeasuredWays:
+def measured(model: Path, tolerance: float | None, batch: int | None, shapes: Sequence[str]) -> MeasuredWays:
     """What there is to measure, with a bar."""
     from litegpu.tools.advise.measuring import TOLERANCE, measure
     from litegpu.tools.advise.trial import BATCH
@@ -103,5 +109,6 @@ def measured(model: Path, tolerance: float | None, batch: int | None) -> Measure
             model,
             tolerance=TOLERANCE if tolerance is None else tolerance,
             batch=BATCH if batch is None else batch,
+            shapes=shapes,
             progress=lambda one, number, of: bar.update(task, description=str(one), completed=number, total=of),
         )

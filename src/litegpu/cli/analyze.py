@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from litegpu.cli.application import Json, app, print_json
+from litegpu.cli.application import InputShapes, Json, app, print_json
 
 
 @app.command()
@@ -30,6 +31,7 @@ def analyze(
             show_default=False,
         ),
     ] = None,
+    input_shape: InputShapes = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with the graph to walk through.")] = None,
     model_explorer: Annotated[Path | None, typer.Option(help="Write node data for Google's Model Explorer.")] = None,
     annotated: Annotated[
@@ -57,7 +59,7 @@ def analyze(
     from litegpu.model.inline import inline_composites
     from litegpu.model.reader import read_model
     from litegpu.tools import analyze as tool
-    from litegpu.tools.entered import others_line
+    from litegpu.tools.entered import entered, others_line
     from litegpu.tools.outputs import all_of, require_writable
     from litegpu.whole_file import write_whole
 
@@ -66,7 +68,8 @@ def analyze(
             require_writable(path, read=[model])
     gpu = GpuDelegate(precision=precision, **backend_options(device))
     others = [load_delegate(name) for name in delegate or ()]
-    found = tool.analyze(model, delegate=gpu, rates=rates, measure=measure, others=others)
+    source = entered(model, shapes=input_shape or ())
+    found = replace(tool.analyze(source, delegate=gpu, rates=rates, measure=measure, others=others), model=str(model))
     signature = others_line(model)
 
     def show() -> None:

@@ -93,6 +93,18 @@ Arithmetic = Annotated[
 ]
 
 
+#: Of a model's inputs; what it takes is in tools/entered.py.
+InputShapes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input-shape",
+        "--input_shape",
+        help="Of an input whose size the file leaves open: 1,16000, or NAME=1,16000. May be repeated.",
+        show_default=False,
+    ),
+]
+
+
 class OnError(StrEnum):
     """What an input that cannot be read does."""
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from litegpu.cli.application import LARGEST, MOST_THREADS, ArithmeticKind, Json, Precision, app, print_json
+from litegpu.cli.application import LARGEST, MOST_THREADS, ArithmeticKind, InputShapes, Json, Precision, app, print_json
 from litegpu.cli.official_flags import DelegateFlagsCommand
 from litegpu.errors import OptionError
 from litegpu.gpu.backends import registry
@@ -99,6 +99,7 @@ def inference_diff(
     signature: Annotated[
         str | None, typer.Option(help="Of a model with several: the key of the one to run.", show_default="the first")
     ] = None,
+    input_shape: InputShapes = None,
     html: Annotated[Path | None, typer.Option(help="Write a report as one HTML file.")] = None,
     plots: Annotated[Path | None, typer.Option(help="Write the plots as PNG into this folder.")] = None,
     output_file_path: Annotated[
@@ -158,6 +159,7 @@ def inference_diff(
         per_op=per_op,
         tolerance=tolerance,
         signature=signature,
+        shapes=tuple(input_shape or ()),
     )
     for target in (html, output_file_path):
         if target is not None:

@@ -12,6 +12,7 @@ from litegpu.cli.application import (
     Arithmetic,
     ArithmeticKind,
     Device,
+    InputShapes,
     Json,
     Precision,
     app,
@@ -38,6 +39,7 @@ def run(
     signature: Annotated[
         str | None, typer.Option(help="Of a model with several: the key of the one to run.", show_default="the first")
     ] = None,
+    input_shape: InputShapes = None,
     html: Annotated[Path | None, typer.Option(help="Also write a page with all of it, the pictures too.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -75,6 +77,7 @@ def run(
         num_threads=None if num_threads == -1 else num_threads,
         normalization=normalization,
         signature=signature,
+        shapes=input_shape or (),
     )
 
     def tell_problems() -> None:

@@ -154,6 +154,7 @@ def run_model(
     num_threads: int | None = None,
     normalization: Normalization | None = None,
     signature: str | None = None,
+    shapes: Sequence[str] = (),
 ) -> RunReport:
     """Run a model on each picture, or once on made-up input, and write a drawing of each picture's result.
 
@@ -164,6 +165,7 @@ def run_model(
         output: the drawing's file, or with several pictures a folder; by default PICTURE-MODEL.png in this folder.
         normalization: of pixels; by default a guess by the input's type.
         signature: the key of one of several; by default that of the file's first graph.
+        shapes: of the inputs, as for tools.entered.entered().
 
     Raises LiteGpuError for everything that the user can do wrong; a drawing that cannot be written is one of the
     report's problems.
@@ -171,7 +173,7 @@ def run_model(
     names = read_labels(labels) if labels else []
     pictures = [(os.fspath(path), load_image(path)) for path in images]
     targets = _drawing_paths([path for path, _ in pictures], model, output)
-    content = entered(model, signature)
+    content = entered(model, signature, shapes)
     with _Opened(content, device, precision, num_threads, arithmetic) as chosen:
         if labels:
             require_fit(names, chosen.classes, labels)
@@ -243,6 +245,8 @@ class _Opened:
         start = time.perf_counter()
         more = {} if arithmetic == "auto" else {"arithmetic": arithmetic}
         self.loaded = load(model, device=device, precision=precision, num_threads=num_threads, **more)
+        if self.loaded.interpreter.awaits_sizes:
+            self.loaded.interpreter.allocate_tensors()  # which says what is missing
         self.prepare = time.perf_counter() - start
 
     def __enter__(self) -> _Opened:

@@ -27,6 +27,7 @@ from litegpu.model.model_type import ModelKind, model_type
 from litegpu.model.reader import read_model
 from litegpu.tools.advise.trial import BATCH
 from litegpu.tools.agreement import compare
+from litegpu.tools.entered import entered
 
 TOLERANCE = 1e-2  # relative L2, which float16 is tested to
 TRIAL_SECONDS = 300.0
@@ -115,6 +116,7 @@ def measure(
     ways: Sequence[Candidate] | None = None,
     timeout: float = TRIAL_SECONDS,
     progress: Callable[[Candidate, int, int], None] | None = None,
+    shapes: Sequence[str] = (),
 ) -> MeasuredWays:
     """Runs a model in every way that there is: latency, the same for `batch` rows, start-up, memory and deviation.
 
@@ -122,6 +124,7 @@ def measure(
     ways: what is tried; by default candidates() for such a model.
     timeout: seconds for each, in its own process.
     progress: called before each, with its number and how many there are.
+    shapes: of the inputs, as for tools.entered.entered(); the figures stand for the model in other sizes too.
 
     Raises ModelError, OptionError, or InvokeError if not even the CPU runs the model."""
     if not tolerance > 0:
@@ -135,7 +138,7 @@ def measure(
     found: list[Measured] = []
     absent: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:
-        path = _as_file(model, Path(folder))
+        path = _as_file(entered(model, shapes=shapes), Path(folder))
         for number, one in enumerate(tried):
             if progress is not None:
                 progress(one, number, len(tried))

@@ -69,6 +69,7 @@ class DiffOptions:
     per_op, tolerance: also compare op by op, where a relative L2 error above `tolerance` deviates (by default 1e-5 in
         float32, 1e-2 in float16).
     signature: the key of one of several; by default that of the file's first graph.
+    shapes: of the inputs, as for tools.entered.entered().
     """
 
     delegate: str = "gpu"
@@ -86,6 +87,7 @@ class DiffOptions:
     per_op: bool = False
     tolerance: float | None = None
     signature: str | None = None
+    shapes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check_delegate(self.delegate)
@@ -173,7 +175,7 @@ def inference_diff(model: str | os.PathLike[str], options: DiffOptions | None = 
     options = options or DiffOptions()
     recording = _gpu(options) if options.delegate == "gpu" else None
     other = _other(options)
-    content = entered(model, options.signature)
+    content = entered(model, options.signature, options.shapes)
     with contextlib.ExitStack() as stack:
         try:
             reference = stack.enter_context(contextlib.closing(_opened(content, _RESOLVERS[options.reference_kernels])))
