@@ -173,6 +173,7 @@ def test_native_kernels_are_looked_at_as_they_run(model: Path, plant: Plant) -> 
     if (why := available()) is not None:
         pytest.skip(f"no CUDA device: {why}")
     report, per_op = analysed(model, precision="float16", backend="cuda")
+    assert report.delegation.fully_delegated, report.delegation.summary()
     assert report.half and per_op.culprit is None and per_op.same_kernels and per_op.same_outputs
     assert errors(per_op, "lock_step")[30] == report.worst
     node = litegpu.read_model(model).main.operators[12]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from litegpu.gpu.graph import (
     RESULT,
+    Arg,
     Concat,
     Copy,
     DType,
@@ -53,17 +54,21 @@ def place(graph: Graph, half: bool, exact: Container[int] = (), written: Contain
 
 
 def _with_own_outputs(graph: Graph) -> Graph:
-    """Copy outputs that are inputs, constants or repeated, and those that other nodes read lane by lane, so that each
-    output is written by a node of its own."""
+    """Copy outputs that are inputs, constants or repeated, those that other nodes read lane by lane, and those that a
+    node reads whose kernel takes float16 alone, so that each output is written by a node of its own."""
     builder = GraphBuilder.of(graph)
     consumers = graph.consumers()
     outputs: list[int] = []
     for v in graph.outputs:
         value = graph.values[v]
         reread = value.shape[3] % 4 != 0 and any(not isinstance(n.op, (Elementwise, Copy)) for n in consumers[v])
-        if value.is_constant or v in graph.inputs or v in outputs or reread:
+        as_half = any(isinstance(n.op, MeanConv2D) for n in consumers[v])
+        if value.is_constant or v in graph.inputs or v in outputs or reread or as_half:
             copy = builder.value(value.shape, value.dtype, name=value.name, tensor=value.tensor)
-            builder.node(Copy(()), [v], copy)
+            if as_half:  # no Copy, for whose sake it would lie there as float32
+                builder.node(Elementwise(), (), copy, Arg(0), [v])
+            else:
+                builder.node(Copy(()), [v], copy)
             v = copy
         outputs.append(v)
     return builder.graph(graph.inputs, outputs)

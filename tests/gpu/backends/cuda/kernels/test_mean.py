@@ -14,17 +14,21 @@ from litegpu.gpu.evaluate import evaluate_graph
 from litegpu.gpu.graph import (
     RESULT,
     Arg,
+    Concat,
     Conv2D,
+    Copy,
     DType,
     Graph,
     GraphBuilder,
     MeanConv2D,
     Pool2D,
     Reduce,
+    Reshape,
     apply,
 )
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.passes import optimise
+from litegpu.gpu.program import Program
 
 CUDA = Features(float16=True, native="cuda", capability=90, compute_units=132)
 WILL_OVERLAP = overlapped.will_overlap
@@ -39,9 +43,10 @@ def overlapping(alone, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def network(
-    side: int, inputs: int, outputs: int, classes: int, *, act=RELU6, batch=1, pooled=False, also_read=False
+    side: int, inputs: int, outputs: int, classes: int, *, act=RELU6, batch=1, pooled=False, also_read=False, also=""
 ) -> tuple[Graph, list[np.ndarray]]:
-    """x -> 1x1 convolution -> another, `act` -> mean -> 1x1 convolution."""
+    """x -> 1x1 convolution -> another, `act` -> mean -> 1x1 convolution. `also`: what the first one gives is an output
+    as well, as it is or "in a row" or "beside" x."""
     rng, builder = np.random.default_rng(0), GraphBuilder()
 
     def floats(*shape: int) -> int:
@@ -57,18 +62,26 @@ def network(
     wide = layer(before, (batch, side, side, outputs), inputs, act)
     op = Pool2D("average", (side, side), (1, 1)) if pooled else Reduce("mean", (1, 2))
     found = builder.node(op, [wide], floats(batch, 1, 1, outputs))
-    out = layer(found, (batch, 1, 1, classes), outputs, BIASED)
-    return builder.graph([x], [out, wide] if also_read else [out]), [
-        rng.standard_normal((batch, side, side, inputs)).astype(np.float32)
-    ]
+    ends = [layer(found, (batch, 1, 1, classes), outputs, BIASED), *([wide] if also_read else [])]
+    if also == "as it is":
+        ends.append(before)
+    elif also == "in a row":
+        row = (batch, 1, 1, side * side * inputs)
+        ends.append(builder.node(Copy((Reshape((batch, side, side, inputs), row),)), [before], floats(*row)))
+    elif also == "beside":
+        ends.append(builder.node(Concat(3), [before, x], floats(batch, side, side, 2 * inputs)))
+    return builder.graph([x], ends), [rng.standard_normal((batch, side, side, inputs)).astype(np.float32)]
+
+
+def names_of(program: Program) -> list[str]:
+    return [program.kernels[d.kernel].name for d in program.dispatches]
 
 
 def check(device, graph: Graph, inputs: list[np.ndarray]) -> None:
     if device.features.capability != 90:
         pytest.skip("only where kernels overlap")
     program = build_program(graph, device.features, "cuda", half=True)
-    names = [program.kernels[d.kernel].name for d in program.dispatches]
-    assert names == ["tensor_convolution", "mean_convolution", "vector_convolution"]
+    assert names_of(program)[:3] == ["tensor_convolution", "mean_convolution", "vector_convolution"]
     got = first_output(device, program, inputs, graph.values[graph.outputs[0]].shape)
     want = evaluate_graph(graph, inputs)[0]
     assert np.isfinite(got).all()
@@ -94,6 +107,11 @@ def test_tiles(device, monkeypatch, name: str) -> None:
 def test_activations(device, act) -> None:
     """(Where there is none, the mean is taken in front of the layer: passes/squeezing.py.)"""
     check(device, *network(5, 64, 50, 10, act=act, pooled=act is RELU6))
+
+
+@pytest.mark.cuda
+def test_of_what_is_an_output_as_well(device) -> None:
+    check(device, *network(7, 64, 48, 10, also="as it is"))
 
 
 def means(graph: Graph, features: Features = CUDA, half: bool = True) -> int:
@@ -127,3 +145,12 @@ def test_what_is_not() -> None:
     assert means(network(7, 64, 128, 10, also_read=True)[0]) == 0
     assert means(network(7, 60, 128, 10)[0]) == 0  # rows that are no whole chunks
     assert means(network(30, 64, 128, 10)[0]) == 0  # many parts
+
+
+@pytest.mark.parametrize("side, also, joined", [
+    (1, "", False), (7, "as it is", True), (7, "in a row", False), (7, "beside", False),
+])  # fmt: skip
+def test_where_the_input_is_stored_as_float32(side: int, also: str, joined: bool) -> None:
+    """One pixel, as the last layers of MobileNets have of 32x32; and outputs: what is one as it is, is copied."""
+    program = build_program(network(side, 64, 128, 10, also=also)[0], GPUS["H200"].features, "cuda", half=True)
+    assert ("mean_convolution" in names_of(program)) == joined

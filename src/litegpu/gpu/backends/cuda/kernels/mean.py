@@ -12,6 +12,7 @@ from litegpu.gpu.backends.cuda.kernels.squeeze import function
 from litegpu.gpu.backends.cuda.kernels.tile import WorkgroupTile, device_shared_bytes
 from litegpu.gpu.graph import Conv2D, MeanConv2D, Shape
 from litegpu.gpu.kernels.context import KernelContext, Launch, quickest
+from litegpu.gpu.lang.features import Features
 from litegpu.gpu.view import View
 
 #: Microseconds that another part costs those who add them up. (An estimate: a load beside others.)
@@ -26,8 +27,7 @@ def build(ctx: KernelContext) -> list[Launch]:
     weights = ctx.value(w).data
     assert weights is not None  # as the pass sees to
     layer = layer_of(ctx.views[x], weights, ctx.value(x).shape)
-    fitting = ranked(layer, ctx.features.capability, ctx.features.compute_units)
-    tiles = [t for t in fitting if parts_of(layer, t) == op.parts]
+    tiles = tiles_of(op, layer, ctx.features)
     if ctx.tuner is None:
         return [_launch(ctx, layer, tiles[0])]
     return [quickest(ctx.tuner, [_launch(ctx, layer, tile) for tile in tiles[: ctx.tuner.most]])]
@@ -35,6 +35,12 @@ def build(ctx: KernelContext) -> list[Launch]:
 
 def layer_of(source: View, weights: np.ndarray, shape: Shape) -> Layer:
     return Layer(Conv2D(), source, weights, (*shape[:3], len(weights)), True)
+
+
+def tiles_of(op: MeanConv2D, layer: Layer, features: Features) -> list[WorkgroupTile]:
+    """Those that make as many parts as the node, the cheapest first; none if the kernel cannot read the input."""
+    fitting = ranked(layer, features.capability, features.compute_units)
+    return [t for t in fitting if parts_of(layer, t) == op.parts]
 
 
 def ranked(layer: Layer, capability: int, units: int) -> list[WorkgroupTile]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from litegpu.gpu.backends.cuda.kernels import mean, overlapped
 from litegpu.gpu.backends.cuda.kernels.biased import activation, bias_of
 from litegpu.gpu.backends.cuda.passes.excite import is_mean
@@ -18,7 +20,8 @@ from litegpu.gpu.graph import (
 )
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.passes.decisions import values_decided_on
-from litegpu.gpu.view import padded
+from litegpu.gpu.passes.layout import place
+from litegpu.gpu.view import View, padded
 
 #: Pixels of which there are so few tiles that adding up their parts costs little.
 MOST_PIXELS = 200
@@ -43,6 +46,16 @@ def join_means(graph: Graph, features: Features) -> Graph:
                 found[node.output] = node, before, parts
     decided = values_decided_on(graph) if found else {}
     found = {v: f for v, f in found.items() if decided.keys().isdisjoint((v, f[1].output, f[1].inputs[0]))}
+    if not found:
+        return graph
+    joined, made = _joined(graph, found)
+    views = place(joined, True, values_decided_on(joined)).views
+    fitting = {v: f for v, f in found.items() if _fits(joined, joined.producer()[made[v]], views, features)}
+    return joined if fitting == found else _joined(graph, fitting)[0]
+
+
+def _joined(graph: Graph, found: Mapping[int, tuple[Node, Node, int]]) -> tuple[Graph, dict[int, int]]:
+    """`found`: by the mean: it, the convolution and the parts. Also the results of the new nodes, by the mean."""
     gone = {before.output for _, before, _ in found.values()}
     builder = GraphBuilder(dict(graph.values), [])
     made: dict[int, int] = {}
@@ -57,7 +70,14 @@ def join_means(graph: Graph, features: Features) -> Graph:
             builder.nodes.append(Node(op, inputs, node.output, node.epilogue, node.operands, node.sources))
         elif node.output not in gone:
             builder.nodes.append(node)
-    return builder.graph(graph.inputs, graph.outputs) if found else graph
+    return builder.graph(graph.inputs, graph.outputs), made
+
+
+def _fits(graph: Graph, node: Node, views: Mapping[int, View], features: Features) -> bool:
+    """Whether the kernel can read a MeanConv2D's input where it lies: one pixel is stored as float32, say."""
+    x, weights = graph.values[node.inputs[0]], graph.values[node.inputs[1]].data
+    assert isinstance(node.op, MeanConv2D) and weights is not None
+    return bool(mean.tiles_of(node.op, mean.layer_of(views[x.id], weights, x.shape), features))
 
 
 def _is_plain(node: Node, graph: Graph) -> bool:
