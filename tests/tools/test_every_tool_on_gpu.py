@@ -19,7 +19,8 @@ from tools.evaluate.test_coco import DetectionSet, detections  # noqa: F401 (a f
 from tools.evaluate.test_pose import PoseSet, poses  # noqa: F401
 from tools.evaluate.test_segmentation import MaskSet, masks  # noqa: F401
 
-from litegpu import cli
+import litegpu
+from litegpu import cli, native
 from litegpu.tools.images import save_image
 from litegpu.zoo import build_model, draw_scene
 
@@ -29,6 +30,10 @@ COMMANDS = {
     *("evaluate imagenet", "evaluate pose", "evaluate segmentation", "inference-diff", "map", "models", "run"),
     *("version", "zoo build", "zoo list"),
 }
+#: The methods of sessions that an inference comes through (see contract.Session, and Caller, PlainCaller and
+#: ArrayBinder of abilities). Those that LEAVE one to another way, with nothing done, say so by None.
+WAYS = ("run", "call", "call_plain", "call_tensors")
+LEAVES = ("call_plain", "call_tensors")
 
 
 @dataclass
@@ -72,12 +77,13 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, capsys:
         original = getattr(session, way)
 
         def counted(self: Any, *arguments: Any, **options: Any) -> Any:
-            found.inferences += 1
-            return original(self, *arguments, **options)
+            result = original(self, *arguments, **options)
+            found.inferences += way not in LEAVES or result is not None
+            return result
 
         monkeypatch.setattr(session, way, counted)
 
-    for way in ("run", "call"):  # the second where a session is a Caller: arrays in, arrays out
+    for way in WAYS:
         if hasattr(session, way):
             count(way)
     return found
@@ -152,6 +158,24 @@ def test_run(gpu: Gpu, model: Path, tmp_path: Path) -> None:
     assert half["verdict"]["agrees"] and half["worst_relative_l2"] <= 1e-2
 
 
+@pytest.mark.parametrize("library", ["native library", "no library"])
+def test_work_of_the_cpu_is_not_counted(gpu: Gpu, model: Path, library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the other tests could not fail; and the GPU's is, by whatever way it goes."""
+    if library == "no library":
+        monkeypatch.setattr(native, "find", lambda: None)
+    elif native.build() is None:
+        pytest.skip(f"no native library: {native.problem()}")
+    flags = (f"--graph={model}", "--num_runs=5", "--min_secs=0", "--warmup_min_secs=0", "--warmup_runs=1", "--json")
+    on_gpu = (*flags, "--use_gpu=true", f"--gpu_backend={gpu.backend}")
+    assert gpu.json("benchmark", *on_gpu)["delegation"]["counts"] == {"GPU": 31, "CPU": 0}
+    assert gpu.inferences == 6
+    gpu.json("benchmark", *flags)
+    assert gpu.inferences == 6
+    monkeypatch.setattr(litegpu.GpuDelegate, "check", lambda *_: "no")
+    assert gpu.json("benchmark", *on_gpu)["delegation"]["counts"] == {"GPU": 0, "CPU": 31}
+    assert gpu.inferences == 6
+
+
 def test_demo(gpu: Gpu, model: Path, tmp_path: Path) -> None:
     text = gpu.command("demo", model, "-o", tmp_path / "demo")
     assert "31/31 ops on GPU" in text and "within 1e-05 for float32" in text
@@ -204,8 +228,9 @@ def test_map(gpu: Gpu, model: Path, images: ImageSet, tmp_path: Path) -> None:
 
 def both(gpu: Gpu, *arguments: object) -> tuple[Any, Any]:
     """The results of an evaluation on the CPU and on the GPU."""
-    wanted = gpu.json("evaluate", *arguments, "--delegate=cpu", "--workers=0", "--json")
     before = gpu.inferences
+    wanted = gpu.json("evaluate", *arguments, "--delegate=cpu", "--workers=0", "--json")
+    assert gpu.inferences == before
     found = gpu.json("evaluate", *arguments, f"--delegate={gpu.backend}/float32", "--workers=0", "--json")
     assert gpu.inferences > before and len(numbers(wanted)) > 3
     return found, wanted
