@@ -211,19 +211,25 @@ def test_joined_only_where_a_kernel_is(always) -> None:
         assert joined(network(*case, pool=pool, odd=1)[0]) == 0
 
 
-def test_not_where_the_input_lies_between_odd_channels(always) -> None:
-    """It is a part of what joins it with three more."""
-    for more, count in ((3, 0), (8, 1)):
-        builder = GraphBuilder()
-        x, other = builder.value((1, 8, 8, 16), DType.FLOAT32), builder.value((1, 8, 8, more), DType.FLOAT32)
-        inner, wide = builder.value((1, 8, 8, 16), DType.FLOAT32), builder.value((1, 8, 8, 16 + more), DType.FLOAT32)
-        sums, out = builder.value((1, 8, 8, 16), DType.FLOAT32), builder.value((1, 4, 4, 16), DType.FLOAT32)
-        eye = builder.constant(np.eye(16, dtype=np.float32).reshape(16, 1, 1, 16))
-        builder.node(Conv2D(), [x, eye], inner)
-        builder.node(Concat(3), [inner, other], wide)
-        builder.node(SAME, [inner, builder.constant(np.ones((16, 3, 3, 16), np.float32))], sums)
-        builder.node(MAX, [sums], out)
-        assert joined(builder.graph([x, other], [out, wide])) == count
+@pytest.mark.parametrize("more, read, count", [(3, True, 0), (8, True, 1), (8, False, 0)])
+def test_where_the_input_is_a_part(always, more: int, read: bool, count: int) -> None:
+    """Of what joins it with more channels: not where these are odd, nor where that is an output, in float32."""
+    builder = GraphBuilder()
+    x, other = builder.value((1, 8, 8, 16), DType.FLOAT32), builder.value((1, 8, 8, more), DType.FLOAT32)
+    inner, wide = builder.value((1, 8, 8, 16), DType.FLOAT32), builder.value((1, 8, 8, 16 + more), DType.FLOAT32)
+    sums, out = builder.value((1, 8, 8, 16), DType.FLOAT32), builder.value((1, 4, 4, 16), DType.FLOAT32)
+    eye = builder.constant(np.eye(16, dtype=np.float32).reshape(16, 1, 1, 16))
+    builder.node(Conv2D(), [x, eye], inner)
+    builder.node(Concat(3), [inner, other], wide)
+    builder.node(SAME, [inner, builder.constant(np.ones((16, 3, 3, 16), np.float32))], sums)
+    builder.node(MAX, [sums], out)
+    end = wide
+    if read:
+        end = builder.value((1, 8, 8, 8), DType.FLOAT32)
+        builder.node(Conv2D(), [wide, builder.constant(np.ones((8, 1, 1, 16 + more), np.float32))], end)
+    graph = builder.graph([x, other], [out, end])
+    assert joined(graph) == count
+    build_program(graph, H200, "cuda", half=True)
 
 
 def test_joined_only_where_it_pays() -> None:

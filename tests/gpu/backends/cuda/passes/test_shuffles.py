@@ -36,10 +36,11 @@ SWISH = apply("mul", BIASED, apply("sigmoid", BIASED))
 
 def network(
     half: int = 10, units: int = 3, *, act: Expr = RELU, batch=1, size=6, shuffled=True, turned=False, down=False,
-    end: str = "conv", read=False,
+    end: str = "conv", read=False, beside=False,
 ) -> Graph:  # fmt: skip
     """x -> 1x1 convolution -> units, each of which keeps one half of the channels and computes the other half anew ->
-    perhaps a depthwise layer of stride 2 -> 1x1 convolution, or nothing."""
+    perhaps a depthwise layer of stride 2 -> 1x1 convolution, or nothing. `beside`: what the last unit computes with is
+    an output, twice beside itself."""
     rng, b = np.random.default_rng(0), GraphBuilder()
     shape = (batch, size, size, 2 * half)
 
@@ -61,7 +62,7 @@ def network(
         return b.node(Copy(steps), [x], b.value((*shape[:3], half), DType.FLOAT32))
 
     x = b.value((batch, size, size, 8), DType.FLOAT32)
-    wide, kept = conv(x, 2 * half, RELU), -1
+    wide, kept, other = conv(x, 2 * half, RELU), -1, -1
     for _ in range(units):
         kept, other = part(wide, 0), part(wide, half)
         new = conv(depthwise(conv(other, half, act)), half, RELU)
@@ -74,7 +75,10 @@ def network(
     if down:
         wide = depthwise(wide, 2)
     end_value = conv(wide, 12, BIASED) if end == "conv" else wide
-    return b.graph([x], [end_value, kept] if read else [end_value])
+    ends = [end_value, kept] if read else [end_value]
+    if beside:
+        ends.append(b.node(Concat(3), [other, other], b.value(shape, DType.FLOAT32)))
+    return b.graph([x], ends)
 
 
 def copies(graph: Graph, features: Features = CUDA, half: bool = True) -> int:
@@ -104,6 +108,7 @@ def test_what_has_to_be_copied() -> None:
     assert copies(network(end="none")) > 0
     assert copies(network(act=SWISH)) > 0
     assert copies(network(read=True)) > 0
+    assert copies(network(beside=True)) > 0
 
 
 def test_only_where_launches_count(monkeypatch: pytest.MonkeyPatch) -> None:

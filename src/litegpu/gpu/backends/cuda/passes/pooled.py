@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from litegpu.gpu.backends.cuda.kernels.pooled import SIDE, gain, layer_of
+from litegpu.gpu.backends.cuda.kernels.overlapped import will_overlap
+from litegpu.gpu.backends.cuda.kernels.pooled import SIDE, gain, layer_of, options
 from litegpu.gpu.backends.cuda.kernels.tile import WARPGROUP_CAPABILITY
 from litegpu.gpu.graph import (
     Apply,
@@ -21,13 +22,15 @@ from litegpu.gpu.graph import (
     Pool2D,
     PooledConv2D,
     Reduce,
+    Shape,
     arguments,
     fits_half,
     sources_of,
 )
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.passes.decisions import values_decided_on
-from litegpu.gpu.view import padded
+from litegpu.gpu.passes.layout import place
+from litegpu.gpu.view import View, padded
 
 #: Functions that keep the order of numbers, but for the second argument of some, which is a constant then.
 _RISING = frozenset(("erf", "exp", "sigmoid", "tanh"))
@@ -51,6 +54,18 @@ def join_pooled(graph: Graph, features: Features) -> Graph:
             pooled[node.output] = before
     decided = values_decided_on(graph) if pooled else {}
     pooled = {v: before for v, before in pooled.items() if before.inputs[0] not in decided}
+    if not pooled:
+        return graph
+    joined = _joined(graph, pooled)
+    views = place(joined, True, values_decided_on(joined)).views
+    fitting = {
+        v: before for v, before in pooled.items() if _fits(before, graph.values[v].shape, views, graph, features)
+    }
+    return joined if fitting == pooled else _joined(graph, fitting)
+
+
+def _joined(graph: Graph, pooled: Mapping[int, Node]) -> Graph:
+    """`pooled`: output of a pooling -> its convolution."""
     gone = {before.output for before in pooled.values()}
     builder = GraphBuilder(dict(graph.values), [])
     for node in graph.nodes:
@@ -62,7 +77,15 @@ def join_pooled(graph: Graph, features: Features) -> Graph:
             builder.nodes.append(Node(op, before.inputs, node.output, before.epilogue, before.operands, sources))
         elif node.output not in gone:
             builder.nodes.append(node)
-    return builder.graph(graph.inputs, graph.outputs) if pooled else graph
+    return builder.graph(graph.inputs, graph.outputs)
+
+
+def _fits(node: Node, result: Shape, views: Mapping[int, View], graph: Graph, features: Features) -> bool:
+    """Whether a kernel can read the convolution's input where it lies."""
+    weights = graph.values[node.inputs[1]].data
+    assert isinstance(node.op, Conv2D) and weights is not None
+    layer = layer_of(node.op, views[node.inputs[0]], weights, result, _run(result))
+    return bool(options(layer, features.compute_units, overlapping=will_overlap(graph)))
 
 
 def _pools(node: Node, graph: Graph) -> bool:
@@ -117,6 +140,11 @@ def _pays(node: Node, pool: Node, graph: Graph, features: Features) -> bool:
     x, weights, result = graph.values[node.inputs[0]], graph.values[node.inputs[1]].data, graph.values[pool.output]
     assert weights is not None
     source = padded(0, x.shape, DType.FLOAT16)
-    run = _CHUNK if result.shape[3] % _CHUNK == 0 else 0
+    run = _run(result.shape)
     both, alone = (layer_of(node.op, source, weights, result.shape, run, side) for side in (SIDE, 1))
     return gain(both, alone, features.compute_units) > 0
+
+
+def _run(result: Shape) -> int:
+    """See Layer.run."""
+    return _CHUNK if result[3] % _CHUNK == 0 else 0

@@ -126,6 +126,8 @@ class _Shuffles:
         before = self.producer.get(x) if x in self.chosen else None
         if not self.is_plain(node) or source not in (x, None if before is None else before.inputs[0]):
             return False
+        if x is not None and x != source and not self.absorbed(x):
+            return False  # it lies by itself, for others
         found = activation(node, self.graph)
         return found is not None and _limits(found.expr) is not None and self.absorbed(node.output)
 
