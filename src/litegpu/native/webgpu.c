@@ -83,16 +83,15 @@ PUBLIC void litegpu_webgpu_mapped(uint32_t status, struct text message, void *an
   atomic_fetch_add(&all->count, 1);
 }
 
-/* Wait awake, for so many nanoseconds at most, until `count` are answered; whether the device said last that it had
-   nothing to do. Of the threads that wait for one device one asks it at a time: `asking` is theirs. */
-PUBLIC int litegpu_webgpu_await(
+/* Wait awake, for so many nanoseconds at most, until `count` are answered. Of the threads that wait for one device one
+   asks it at a time: `asking` is theirs. */
+PUBLIC void litegpu_webgpu_await(
     const struct functions *call, void *device, _Atomic int32_t *asking, struct answers *answers, int64_t count,
     int64_t nanoseconds) {
   void *state = litegpu_leave();
-  int idle = 0;
   for (int64_t end = litegpu_now() + nanoseconds; atomic_load(&answers->count) < count;) {
     if (atomic_exchange(asking, 1) == 0) {
-      idle = call->poll(device, 0, NULL) != 0;
+      call->poll(device, 0, NULL);
       atomic_store(asking, 0);
     } else {
       for (int i = 0; i < 32; i++) litegpu_relax();
@@ -100,5 +99,4 @@ PUBLIC int litegpu_webgpu_await(
     if (litegpu_now() >= end) break;
   }
   litegpu_come_back(state);
-  return idle;
 }

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
+import wgpu
 from gpu.backends.webgpu.test_session import COUNT, affine_chain, infer
 from interrupts import Interruptions
 
 from litegpu import native
 from litegpu.errors import DeviceError
-from litegpu.gpu.backends.webgpu import quick
+from litegpu.gpu.backends.webgpu import quick, replay
 from litegpu.gpu.backends.webgpu.device import WebGpuDevice
 from litegpu.gpu.backends.webgpu.native import ffi
 from litegpu.gpu.backends.webgpu.replay import Answers
@@ -119,3 +122,53 @@ def test_requests_that_are_not_granted() -> None:
     assert answers._counts.tolist() == [2, 1]
     with pytest.raises(DeviceError, match="lost"):
         answers.wait(ffi.NULL, 2)
+
+
+_LONG = """
+@group(0) @binding(0) var<storage, read_write> x: array<f32>;
+@compute @workgroup_size(64) fn main(@builtin(global_invocation_id) i: vec3<u32>) {
+  var sum = x[i.x];
+  for (var k = 0u; k < ROUNDS; k = k + 1u) { sum = sum * 0.9999 + 0.5; }
+  x[i.x] = sum;
+}"""
+
+
+def long_work(device: Any, rounds: int) -> tuple[Answers, object]:
+    """Submit so much of it, and ask for the result; also what must outlive that."""
+    size, handle = 1 << 12, device.handle
+    x = handle.create_buffer(size=size, usage=wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC)
+    result = handle.create_buffer(size=size, usage=wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST)
+    module = handle.create_shader_module(code=_LONG.replace("ROUNDS", f"{rounds}u"))
+    pipeline = handle.create_compute_pipeline(layout="auto", compute={"module": module, "entry_point": "main"})
+    entries = [{"binding": 0, "resource": {"buffer": x}}]
+    group = handle.create_bind_group(layout=pipeline.get_bind_group_layout(0), entries=entries)
+    encoder = handle.create_command_encoder()
+    work = encoder.begin_compute_pass()
+    work.set_pipeline(pipeline)
+    work.set_bind_group(0, group)
+    work.dispatch_workgroups(16)
+    work.end()
+    encoder.copy_buffer_to_buffer(x, 0, result, 0, size)
+    handle.queue.submit([encoder.finish()])
+    answers = Answers()
+    answers.ask([(result._internal, int(wgpu.MapMode.READ), size)])
+    return answers, (x, result)
+
+
+def test_a_device_that_works_for_long_is_not_lost(
+    way: str, device: WebGpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay, "_PATIENCE", 0.02)
+    for rounds in (1 << 20, 1 << 22, 1 << 24, 1 << 26):  # a software device is slower than a GPU
+        start = time.monotonic()
+        answers, _kept = long_work(device, rounds)
+        answers.wait(device.handle._internal, 1)
+        if time.monotonic() - start > 0.5:
+            return
+
+
+def test_a_result_that_does_not_come(way: str, device: WebGpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "_PATIENCE", 0.02)
+    answers, _kept = long_work(device, 1)
+    with pytest.raises(DeviceError, match="without giving the results"):
+        answers.wait(device.handle._internal, 2)

@@ -168,10 +168,15 @@ _api.error_handler.log_error = _count_losses(_api.error_handler.log_error)
 
 def is_alive(device: Any) -> bool:
     """Whether the device still makes objects."""
+    return makes_objects(device._internal)
+
+
+def makes_objects(device: Any) -> bool:
+    """The same for the library's own handle of it."""
     descriptor = ffi.new("WGPUBufferDescriptor *")
     descriptor.size, descriptor.usage = 16, int(wgpu.BufferUsage.COPY_DST)
     with CapturedErrors() as errors:
-        buffer = lib.wgpuDeviceCreateBuffer(device._internal, descriptor)
+        buffer = lib.wgpuDeviceCreateBuffer(device, descriptor)
         if buffer != ffi.NULL:
             lib.wgpuBufferRelease(buffer)
     return errors.message is None

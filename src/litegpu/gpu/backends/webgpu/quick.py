@@ -49,7 +49,7 @@ class Quick:
         self._asking = (ctypes.c_int32 * 1)()  # of all devices: there is hardly ever more than one
         self._encode = library.function("webgpu_encode", pointer, pointer, pointer)
         self._await = library.function(
-            "webgpu_await", ctypes.c_int, pointer, pointer, pointer, pointer, ctypes.c_int64, ctypes.c_int64
+            "webgpu_await", None, pointer, pointer, pointer, pointer, ctypes.c_int64, ctypes.c_int64
         )
         #: What a request to map a buffer calls; its first word for the user is the address of two int64: how many such
         #: requests were answered, and how many of them in vain.
@@ -60,11 +60,10 @@ class Quick:
         """An encoder with the commands of one inference, of the caller's."""
         return ffi.cast("WGPUCommandEncoder", self._encode(self._table, commands.address))
 
-    def wait(self, device: Any, answers: np.ndarray, count: int, *, awake: bool) -> bool:
-        """Ask the device, again and again for a moment if `awake`, until so many requests are answered. Whether it said
-        that it had nothing to do."""
+    def wait(self, device: Any, answers: np.ndarray, count: int, *, awake: bool) -> None:
+        """Ask the device, again and again for a moment if `awake`, until so many requests are answered."""
         duration = _SLICE if awake else 0
-        return bool(self._await(self._table, _address(device), self._asking, answers.ctypes.data, count, duration))
+        self._await(self._table, _address(device), self._asking, answers.ctypes.data, count, duration)
 
 
 class QuickCommands:

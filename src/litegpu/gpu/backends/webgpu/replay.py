@@ -19,10 +19,32 @@ from litegpu.gpu.backends.waiting import wait_until
 from litegpu.gpu.backends.webgpu import quick
 from litegpu.gpu.backends.webgpu.base import WebGpuDeviceBase
 from litegpu.gpu.backends.webgpu.inference import RecordedInference
-from litegpu.gpu.backends.webgpu.native import CapturedErrors, ffi, lib
+from litegpu.gpu.backends.webgpu.native import CapturedErrors, ffi, lib, makes_objects
 
-#: How long a map callback may be missing after the device said that the work is done.
-_CALLBACK_SECONDS = 10.0
+#: After so many seconds without an answer the device is asked whether it still works, and again after as many.
+_PATIENCE = 10.0
+
+
+class Finished:
+    """Whether the device has come to the end of what was submitted before this was made. To poll it does not tell:
+    there are versions of wgpu-native in which it always has nothing to do."""
+
+    #: The library holds the address of the callback until it has called it.
+    _pending: ClassVar[list[Finished]] = []
+
+    def __init__(self, device: Any) -> None:
+        self._statuses: list[int] = []
+        self._callback = ffi.callback("void(uint32_t)", self._statuses.append)  # see Answers
+        request = ffi.new("WGPUQueueWorkDoneCallbackInfo *")
+        request.mode = lib.WGPUCallbackMode_AllowSpontaneous
+        request.callback = ffi.cast("WGPUQueueWorkDoneCallback", self._callback)
+        self._pending[:] = [one for one in self._pending if not one.told] + [self]
+        queue = ffi.gc(lib.wgpuDeviceGetQueue(device), lib.wgpuQueueRelease)
+        lib.wgpuQueueOnSubmittedWorkDone(queue, request[0])
+
+    @property
+    def told(self) -> bool:
+        return bool(self._statuses)
 
 
 class Answers:
@@ -58,19 +80,24 @@ class Answers:
 
     def wait(self, device: Any, count: int, spin: float = 0.0, expected: float = 0.0) -> None:
         """Return when `count` buffers are mapped; see wait_until(). Raises DeviceError if they never will be."""
-        idle_since: float | None = None
+        due = time.monotonic() + _PATIENCE
+        finished: Finished | None = None
+        told = False
 
         def done() -> bool:
-            nonlocal idle_since
+            nonlocal due, finished, told
             if self._count >= count:
                 return True
-            if not self._is_idle(device, count, awake=spin > 0):
-                idle_since = None
-            elif idle_since is None:
-                idle_since = time.monotonic()
-            elif time.monotonic() - idle_since > _CALLBACK_SECONDS:
+            self._poll(device, count, awake=spin > 0)
+            if self._count >= count or time.monotonic() < due:
+                return self._count >= count
+            if told or not makes_objects(device):
                 raise DeviceError("the GPU was lost: it finished its work without giving the results")
-            return self._count >= count
+            if finished is None:
+                finished = Finished(device)
+            told = finished.told
+            due = time.monotonic() + _PATIENCE
+            return False
 
         wait_until(done, spin, expected)
         self._pending.discard(self)
@@ -81,10 +108,12 @@ class Answers:
     def _count(self) -> int:
         return len(self._statuses) if self._quick is None else int(self._counts[0])
 
-    def _is_idle(self, device: Any, count: int, *, awake: bool) -> bool:
+    def _poll(self, device: Any, count: int, *, awake: bool) -> None:
+        """Have the library call back."""
         if self._quick is not None:
-            return self._quick.wait(device, self._counts, count, awake=awake)
-        return bool(lib.wgpuDevicePoll(device, False, ffi.NULL))
+            self._quick.wait(device, self._counts, count, awake=awake)
+        else:
+            lib.wgpuDevicePoll(device, False, ffi.NULL)
 
 
 class Replay:
