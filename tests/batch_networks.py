@@ -138,6 +138,43 @@ def sized_by_shape(token: str, batch: int = 1) -> bytes:
     return b.build()
 
 
+def framed(way: str, batch: int = 1) -> bytes:
+    """Frames of 4 samples, 2 apart, of 12: pieces of 2 are gathered by places that RANGE gives, as tf.signal.frame has
+    it, for sizes of which SHAPE's are taken apart in one of several ways."""
+    b = Network()
+    x = b.input("audio", (batch, 12), shape_signature=(-1, 12))
+    shape = b.op("SHAPE", [x], (2,), {"out_type": "INT32"}, type=I32)
+    zero, one, two = (b.constant(np.array(n, np.int32)) for n in range(3))
+    parts = [((1,), I32)] * 2
+    if way == "SPLIT_V":
+        outer, inner, _ = b.op_multi(
+            "SPLIT_V", [shape, b.sizes([1, -1, 0]), zero], [*parts, ((0,), I32)], {"num_splits": 3}
+        )
+    elif way == "SPLIT":
+        outer, inner = b.op_multi("SPLIT", [zero, shape], parts, {"num_splits": 2})
+    else:
+        taken = b.op_multi("UNPACK", [shape], [((), I32)] * 2, {"num": 2, "axis": 0})
+        outer, inner = (b.op("EXPAND_DIMS", [n, zero], (1,), type=I32) for n in taken)
+    samples = b.op("RESHAPE", [inner, b.sizes([])], (), type=I32)
+    pieces = b.op("FLOOR_DIV", [samples, two], (), type=I32)
+    behind = b.op("PACK", [pieces, two], (2,), {"values_count": 2, "axis": 0}, type=I32)
+    y = b.op("RESHAPE", [x, b.op("CONCATENATION", [outer, behind], (3,), {"axis": 0}, type=I32)], (batch, 6, 2))
+    frames = b.op("SUB", [pieces, one], (), type=I32)
+    firsts = b.op("RANGE", [zero, frames, one], (5,), type=I32)
+    column = b.op("PACK", [frames, one], (2,), {"values_count": 2, "axis": 0}, type=I32)
+    places = b.op(
+        "ADD",
+        [b.op("RESHAPE", [firsts, column], (5, 1), type=I32), b.constant(np.array([[0, 1]], np.int32))],
+        (5, 2),
+        type=I32,
+    )
+    y = b.op("GATHER", [y, places], (batch, 5, 2, 2), {"axis": 1})
+    row = b.op("PACK", [frames, b.constant(np.array(4, np.int32))], (2,), {"values_count": 2, "axis": 0}, type=I32)
+    y = b.op("RESHAPE", [y, b.op("CONCATENATION", [outer, row], (3,), {"axis": 0}, type=I32)], (batch, 5, 4))
+    b.output(b.dense(y, (batch, 5, 4), 3))
+    return b.build()
+
+
 def windowed_transformer(batch: int = 1) -> bytes:
     """Swin: attention in shifted windows, with a mask for each window and a bias for each head."""
     b, h, s, d, heads = Network(), 8, 4, 6, 2
@@ -272,6 +309,7 @@ NETWORKS: dict[str, Callable[[int], bytes]] = {
         f"sizes by SHAPE, class token {token}": partial(sized_by_shape, token)
         for token in ("broadcast", "broadcast arguments", "tiled", "filled")
     },
+    **{f"frames of audio, sizes by {way}": partial(framed, way) for way in ("SPLIT_V", "SPLIT", "UNPACK")},
     "windowed transformer": windowed_transformer,
     "recurrent": recurrent,
     "recurrent, time first": lambda batch: recurrent(batch, time_major=True),

@@ -44,6 +44,15 @@ def arithmetic(name: str, b: ModelBuilder, shape: int) -> int:
             return b.op("CONCATENATION", [shape, constant(7)], (4,), {"axis": 0}, type=I32)
         case "divide":
             return b.op("FLOOR_DIV", [shape, constant(2)], (3,), type=I32)
+        case "split":
+            return b.op_multi(
+                "SPLIT", [b.constant(np.array(0, np.int32)), shape], [((1,), I32)] * 3, {"num_splits": 3}
+            )[1]
+        case "parts":
+            sizes, parts = constant(-1, 2), [((1,), I32), ((2,), I32)]
+            return b.op_multi("SPLIT_V", [shape, sizes, b.constant(np.array(0, np.int32))], parts, {"num_splits": 2})[1]
+        case "taken apart":
+            return b.op_multi("UNPACK", [shape], [((), I32)] * 3, {"num": 3, "axis": 0})[2]
         case "reversed":
             ends = [shape, constant(-1), constant(0), constant(-1)]
             return b.op("STRIDED_SLICE", ends, (3,), {"end_mask": 1}, type=I32)
@@ -52,7 +61,7 @@ def arithmetic(name: str, b: ModelBuilder, shape: int) -> int:
 
 @pytest.mark.parametrize(("name", "expected"), [
     ("slice", [5, 6]), ("rest", [6]), ("gather", [6, 3]), ("product", 90), ("join", [3, 5, 6, 7]),
-    ("divide", [1, 2, 3]), ("reversed", [6, 5, 3]),
+    ("divide", [1, 2, 3]), ("split", [5]), ("parts", [5, 6]), ("taken apart", 6), ("reversed", [6, 5, 3]),
 ])  # fmt: skip
 def test_arithmetic(name: str, expected: object) -> None:
     b = ModelBuilder()

@@ -26,10 +26,10 @@ def with_known_shapes(graph: Subgraph) -> Subgraph:
     operators: list[Operator] = []
     for operator in graph.operators:
         current = dataclasses.replace(graph, tensors=tuple(tensors))
-        value = _value(current, operator)
-        (*_, output) = operator.outputs
-        if value is not None and output not in graph.outputs:
-            tensors[output] = _constant(tensors[output], value)
+        values = _values(current, operator)
+        if values is not None and not set(operator.outputs) & set(graph.outputs):
+            for output, value in zip(operator.outputs, values, strict=True):
+                tensors[output] = _constant(tensors[output], value)
             continue
         for i, shape in zip(operator.outputs, estimated_shapes(current, operator, {}), strict=False):
             tensors[i] = _shaped(tensors[i], shape)
@@ -51,17 +51,17 @@ def _shaped(tensor: Tensor, shape: Shape) -> Tensor:
     return dataclasses.replace(tensor, shape=tuple(shape), shape_signature=kept)
 
 
-def _value(graph: Subgraph, operator: Operator) -> np.ndarray | None:
+def _values(graph: Subgraph, operator: Operator) -> list[np.ndarray] | None:
     """What the operator gives, if that are whole numbers that follow from shapes and constants."""
-    if len(operator.outputs) != 1 or graph.tensors[operator.outputs[0]].type not in _INTEGERS:
+    if any(output < 0 or graph.tensors[output].type not in _INTEGERS for output in operator.outputs):
         return None
     source = graph.tensors[operator.inputs[0]] if operator.inputs else None
     if source is None:
         return None
     if operator.name == "SHAPE":
-        return np.array(source.shape)
+        return [np.array(source.shape)]
     if operator.name == "RANK":
-        return np.array(len(source.shape))
+        return [np.array(len(source.shape))]
     rule = _RULES.get(operator.name)
     given = [graph.tensors[i].data if i >= 0 else None for i in operator.inputs]
     if rule is None or any(array is None or array.size > _MOST for array in given):
@@ -70,7 +70,9 @@ def _value(graph: Subgraph, operator: Operator) -> np.ndarray | None:
         found = rule([np.asarray(array) for array in given if array is not None], operator.options)
     except (ArithmeticError, LookupError, TypeError, ValueError):
         return None
-    return found if found is None or found.size <= _MOST else None
+    parts = found if isinstance(found, list) else [found]
+    known = [part for part in parts if part is not None and part.size <= _MOST]
+    return known if len(known) == len(operator.outputs) else None
 
 
 def _strided(given: Sequence[np.ndarray], options: Mapping[str, Any]) -> np.ndarray | None:
@@ -118,7 +120,23 @@ def _broadcast(given: Sequence[np.ndarray], options: Mapping[str, Any]) -> np.nd
     return np.array(np.broadcast_shapes(*(tuple(map(int, shape)) for shape in given)))
 
 
-_Rule = Callable[[Sequence[np.ndarray], Mapping[str, Any]], np.ndarray | None]
+def _split(given: Sequence[np.ndarray], options: Mapping[str, Any]) -> list[np.ndarray]:
+    axis, x = given
+    return np.split(x, int(options["num_splits"]), int(axis.reshape(-1)[0]))
+
+
+def _split_by_sizes(given: Sequence[np.ndarray], options: Mapping[str, Any]) -> list[np.ndarray]:
+    x, sizes, axis = given
+    at = int(axis.reshape(-1)[0])
+    rest = x.shape[at] - int(sizes[sizes > 0].sum())  # of the one that is -1
+    return np.split(x, np.cumsum(np.where(sizes < 0, rest, sizes))[:-1], at)
+
+
+def _unpacked(given: Sequence[np.ndarray], options: Mapping[str, Any]) -> list[np.ndarray]:
+    return list(np.moveaxis(given[0], int(options.get("axis", 0)), 0))
+
+
+_Rule = Callable[[Sequence[np.ndarray], Mapping[str, Any]], np.ndarray | list[np.ndarray] | None]
 
 
 def _elementwise(function: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> _Rule:
@@ -128,6 +146,7 @@ def _elementwise(function: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> _R
 _RULES: dict[str, _Rule] = {
     "STRIDED_SLICE": _strided, "PACK": _packed, "CONCATENATION": _joined, "GATHER": _gathered, "SLICE": _sliced,
     "REDUCE_PROD": _product, "RESHAPE": _reshaped, "BROADCAST_ARGS": _broadcast,
+    "SPLIT": _split, "SPLIT_V": _split_by_sizes, "UNPACK": _unpacked,
     "CAST": lambda given, options: given[0],
     "SQUEEZE": lambda given, options: given[0].reshape(-1) if given[0].size > 1 else given[0].reshape(()),
     "EXPAND_DIMS": lambda given, options: np.expand_dims(given[0], int(given[1].reshape(-1)[0])),
