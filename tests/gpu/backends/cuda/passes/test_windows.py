@@ -19,9 +19,10 @@ RELU = apply("max", apply("add", RESULT, Arg(1)), 0.0)
 
 def network(
     *, windows=(1, 3), stride=1, dilation=1, padding=1, more=0, size=9, outputs=16, batch=1, other: Expr = RELU,
-    also_read=False,
+    also_read=False, twice=None,
 ) -> Graph:  # fmt: skip
-    """x -> convolutions with these windows, ReLU, side by side (and behind `more` channels of x)."""
+    """x -> convolutions with these windows, ReLU, side by side (and behind `more` channels of x). `twice`: the axis
+    along which another output has x beside itself."""
     rng, builder = np.random.default_rng(0), GraphBuilder()
     x = builder.value((batch, size, size, 8), DType.FLOAT32)
     width = (size - 1) // stride + 1
@@ -36,7 +37,11 @@ def network(
         parts.append(builder.node(op, [x, weights], out, RELU if i else other, [bias]))
     wide = builder.value((batch, width, width, outputs * len(parts) + more), DType.FLOAT32)
     joined = builder.node(Concat(3), [*([x] if more else []), *parts], wide)
-    return builder.graph([x], [joined, *parts[:1]] if also_read else [joined])
+    ends = [joined, *parts[:1]] if also_read else [joined]
+    if twice is not None:
+        shape = [2 * n if axis == twice else n for axis, n in enumerate((batch, size, size, 8))]
+        ends.append(builder.node(Concat(twice), [x, x], builder.value(tuple(shape), DType.FLOAT32)))
+    return builder.graph([x], ends)
 
 
 def convolutions(graph: Graph, features: Features = CUDA, half: bool = True) -> int:
@@ -55,6 +60,11 @@ def convolutions(graph: Graph, features: Features = CUDA, half: bool = True) -> 
 def test_neighbours_become_one(case: dict[str, object]) -> None:
     windows = case.get("windows", (1, 3))
     assert convolutions(network(**case)) == (len(windows) + 1) // 2  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("axis", [1, 3])
+def test_others_may_join_a_value_with_itself(axis: int) -> None:
+    assert convolutions(network(twice=axis)) == 1
 
 
 @pytest.mark.parametrize("case", [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -98,19 +98,12 @@ def _joined(graph: Graph, pairs: Mapping[int, tuple[int, int]], producer: Mappin
                 nodes = [producer[v] for v in pair]
                 made[pair] = _put(builder, nodes, whole.get(pair))
         elif isinstance(node.op, Concat) and node.output not in made.values():
-            inputs = tuple(_without_repeats(made[pairs[v]] if v in pairs else v for v in node.inputs))
+            first = [v for v in node.inputs if v not in pairs or v == pairs[v][0]]
+            inputs = tuple(made[pairs[v]] if v in pairs else v for v in first)
             builder.nodes.append(dataclasses.replace(node, inputs=inputs))
         elif not isinstance(node.op, Concat):
             builder.nodes.append(node)
     return builder.graph(graph.inputs, graph.outputs)
-
-
-def _without_repeats(values: Iterator[int]) -> Iterator[int]:
-    last = -1
-    for v in values:
-        if v != last:
-            yield v
-        last = v
 
 
 def _put(builder: GraphBuilder, nodes: Sequence[Node], output: int | None) -> int:
