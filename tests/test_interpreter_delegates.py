@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ai_edge_litert.interpreter import Interpreter as Official
+from batch_networks import framed
 
 import litegpu
 from litegpu.delegates.plan import Plan
@@ -627,3 +628,16 @@ def test_outputs_are_left_on_the_gpu_after_a_resize_too(numpy_delegate, monkeypa
         interpreter.allocate_tensors()
     interpreter.modify_graph_with_delegate(numpy_delegate())
     assert asked == [True] * 3
+
+
+@pytest.mark.parametrize("way", ["SPLIT_V", "UNPACK"])
+def test_nothing_is_told_or_refused_of_shapes_that_do_not_hold(way: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Sizes that follow from sizes, as files with an open batch have them: known as soon as the model is open."""
+    content = framed(way)
+    for fallback in ("strict", "warn"):
+        delegate = litegpu.GpuDelegate(backend="reference")
+        interpreter = Interpreter(model_content=content, experimental_delegates=[delegate], fallback=fallback)
+        assert interpreter.delegation_report().fully_delegated
+        interpreter.allocate_tensors()
+        assert interpreter.delegation_report().fully_delegated
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]

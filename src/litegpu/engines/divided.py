@@ -11,6 +11,7 @@ import numpy as np
 
 from litegpu.delegates import cpu
 from litegpu.delegates.bounded import Bounded, CutDelegate, bounded, without_cuts
+from litegpu.delegates.folding import may_fold
 from litegpu.delegates.late import LateDelegate
 from litegpu.delegates.partitioner import ON_CPU, Division, NarrowedDelegate, divide
 from litegpu.delegates.plan import Plan, PrepareError, rehearsed
@@ -19,11 +20,13 @@ from litegpu.delegates.report import DelegationReport
 from litegpu.delegates.shapes import Inferred, infer
 from litegpu.engines.engine import Engine, Setup, Shapes, resized
 from litegpu.engines.whole import Whole
-from litegpu.errors import ForkError, InvokeError, TensorError
+from litegpu.errors import ForkError, InvokeError, ModelError, TensorError
 from litegpu.model.inline import inline_called
 from litegpu.model.list_updates import with_list_updates
 from litegpu.model.state import without_resources
 from litegpu.model.types import Subgraph, TensorType
+
+log = logging.getLogger("litegpu")
 
 
 class Divided(Engine):
@@ -44,8 +47,9 @@ class Divided(Engine):
         self._nodes_behind: frozenset[int] = frozenset()
         self._stateful = without_resources(with_list_updates(inline_called(setup.source.model)))
         self._graph = self._stateful.model.main
-        self._divide(self._graph, {})
+        self._inferred: tuple[Shapes, Inferred] | None = None  # for these shapes of the inputs
         self._official = resized(setup, setup.options.plain(), {})
+        self._intend()
 
     @property
     def official(self) -> Any:
@@ -117,6 +121,19 @@ class Divided(Engine):
             self._narrow(failure, logging.DEBUG)
             division = self._divide(self._graph, refused, announce=False)
 
+    def _intend(self) -> None:
+        """The division for the shapes in the file. Those are not the true ones where the model computes sizes from
+        sizes: what follows from them is found first then, so that nothing is told, or refused under "strict", that does
+        not hold. What does not run in the file's shapes is allocate()'s to tell."""
+        if may_fold(self._graph):
+            try:
+                with self.setup.own_operators():
+                    self._divide_inferred()
+                return
+            except (InvokeError, ModelError, TensorError) as error:
+                log.debug("The file's shapes do not hold: %s", error)
+        self._divide(self._graph, {})
+
     def _divide(self, graph: Subgraph, refused: Mapping[int, str], *, announce: bool = True) -> Division:
         model = self._stateful.model
         if len(graph.tensors) > len(model.main.tensors):  # values that were folded
@@ -131,7 +148,10 @@ class Divided(Engine):
         """The division of the subgraph with its true shapes, and which nodes' shapes are unknown: see Inferred."""
         model = self._stateful.model
         shapes = {state.before: model.main.tensors[state.before].shape for state in self._stateful.states}
-        found = infer(model, self.setup.options, {**self.input_shapes(), **shapes})
+        inputs = {**self.input_shapes(), **shapes}
+        if self._inferred is None or self._inferred[0] != inputs:
+            self._inferred = inputs, infer(model, self.setup.options, inputs)
+        found = self._inferred[1]
         division = self._with_bounds(found)
         if division is not None and self._bounds is not None:
             return division, self._bounds.refused
