@@ -7,6 +7,7 @@ import struct
 import numpy as np
 import pytest
 
+import litegpu
 from litegpu.delegates.cpu import OfficialOptions
 from litegpu.delegates.protocol import Partition
 from litegpu.gpu import custom
@@ -68,6 +69,33 @@ def test_results_have_the_tensors_types() -> None:
     np.testing.assert_array_equal(highest.ravel(), [5, 7, 13, 15])
     for result in (highest, places):
         assert result.dtype == np.float32 and result.shape == (1, 2, 2, 1) and result.flags.c_contiguous
+
+
+def test_between_parts_on_the_cpu_it_runs_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing keeps arrays of the official runtime's, which does not run while somebody has one."""
+    kept = []
+
+    def reference(op: object, x: np.ndarray) -> np.ndarray:
+        kept.append(x)
+        return x + 1
+
+    monkeypatch.setattr(custom.registration, "_REGISTERED", {})
+    custom.register_op("Increment", lambda op, thread: None, reference=reference)
+    b, shape = ModelBuilder(), (1, 5, 2)
+    points, matrix = b.op("ABS", [b.input("points", shape)], shape), b.op("ABS", [b.input("m", (1, 4, 4))], (1, 4, 4))
+    (moved,) = b.custom("TransformLandmarks", [points, matrix], [(shape, F)], version=2)
+    (more,) = b.custom("Increment", [b.op("NEG", [moved], shape)], [(shape, F)])
+    b.output(b.op("ABS", [more], shape))
+    interpreter = litegpu.Interpreter(model_content=b.build())
+    interpreter.allocate_tensors()
+    for seed in range(4):
+        x = np.random.default_rng(seed).random(shape).astype(np.float32)
+        interpreter.set_tensor(interpreter.get_input_details()[0]["index"], x)
+        interpreter.set_tensor(interpreter.get_input_details()[1]["index"], np.eye(4, dtype=np.float32)[None])
+        interpreter.invoke()
+        found = interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
+        np.testing.assert_allclose(found, abs(1 - x), rtol=1e-6)
+    assert len(kept) == 4
 
 
 def test_results_have_the_tensors_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

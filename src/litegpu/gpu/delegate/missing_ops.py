@@ -81,7 +81,8 @@ class ReferenceKernel:
         self._results = [(t.shape, DTYPES[t.type]) for t in tensors]
 
     def invoke(self, inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
-        arrays = evaluate_graph(self._graph, inputs)
+        # copies: a registered reference may keep what it is given, and what the CPU computes next to it could not run
+        arrays = evaluate_graph(self._graph, [np.array(x) for x in inputs])
         found = [as_typed(a, shape, dtype) for a, (shape, dtype) in zip(arrays, self._results, strict=True)]
         return [np.ascontiguousarray(a) for a in found]
 

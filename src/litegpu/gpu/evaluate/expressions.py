@@ -18,23 +18,23 @@ NUMPY: dict[DType, np.dtype[Any]] = {dtype: np.dtype(dtype.value) for dtype in D
 
 def evaluate_expr(expr: Expr, args: Sequence[Array]) -> Array:
     """An expression over broadcastable arrays of float32, int32 and bool; Arg(i) is args[i]."""
-    memo: dict[int, Array] = {}
-
-    def visit(e: Expr) -> Array:
-        if id(e) not in memo:
-            match e:
-                case Arg(i):
-                    memo[id(e)] = args[i]
-                case Literal(value, dtype):
-                    memo[id(e)] = np.asarray(value, NUMPY[dtype])
-                case Apply("min" | "max" as fn, (first, Literal() as bound)):
-                    memo[id(e)] = _FUNCTIONS[fn](visit(bound), visit(first))
-                case Apply(fn, arguments):
-                    memo[id(e)] = np.asarray(_FUNCTIONS[fn](*(visit(a) for a in arguments)))
-        return memo[id(e)]
-
     with np.errstate(all="ignore"):
-        return visit(expr)
+        return _visit(expr, args, {})
+
+
+def _visit(e: Expr, args: Sequence[Array], memo: dict[int, Array]) -> Array:
+    """A part of an expression. (A function inside the other would keep the arrays until garbage is collected.)"""
+    if id(e) not in memo:
+        match e:
+            case Arg(i):
+                memo[id(e)] = args[i]
+            case Literal(value, dtype):
+                memo[id(e)] = np.asarray(value, NUMPY[dtype])
+            case Apply("min" | "max" as fn, (first, Literal() as bound)):
+                memo[id(e)] = _FUNCTIONS[fn](_visit(bound, args, memo), _visit(first, args, memo))
+            case Apply(fn, arguments):
+                memo[id(e)] = np.asarray(_FUNCTIONS[fn](*(_visit(a, args, memo) for a in arguments)))
+    return memo[id(e)]
 
 
 def _saturate(x: Array) -> Array:
