@@ -15,8 +15,9 @@ from litegpu.gpu.backends.abilities import Contracting, Turning
 from litegpu.gpu.backends.contract import Backend
 from litegpu.gpu.graph import RESULT, Copy, DType, Graph, GraphBuilder, Node, Reshape
 from litegpu.gpu.kernels.builders import build as build_kernels
-from litegpu.gpu.kernels.context import KernelContext, Launch, NativeKernel, Tuner
+from litegpu.gpu.kernels.context import KernelContext, Launch, NativeKernel
 from litegpu.gpu.kernels.joined import joined
+from litegpu.gpu.kernels.tuner import Tuner
 from litegpu.gpu.lang import Kernel, KernelError
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.passes import optimise
@@ -80,29 +81,64 @@ def build_program(
     outputs, after = outputs[: len(outputs) - variables], outputs[len(outputs) - variables :]
     last = _into_variables(placed, kept, after)
     launches: list[tuple[Node, Launch]] = []
+    most = 1 if tuner is None else tuner.most
     for node in [*(n for n in placed.graph.nodes if n not in last), *last.values()]:
         context = KernelContext(
-            placed.graph, node, placed.views, features, half and exact.keys().isdisjoint(node.inputs), tuner
+            placed.graph, node, placed.views, features, half and exact.keys().isdisjoint(node.inputs), most
         )
         try:
             launches += [(node, launch) for launch in build_kernels(context)]
         except Exception as error:
             blame(error, node.sources)
             raise
+    ports = [placed.views[v].root for v in (*optimised.inputs, *outputs)]
+    fixed = {} if frame is None else dict(zip(ports, (*frame.inputs, *frame.outputs), strict=True))
+    in_float32 = tuple((optimised.values[v].name, reason) for v, reason in exact.items())
+    plan = _Plan(placed, features, backend, integer, inputs, outputs, kept, in_float32, frame, fixed)
+    if tuner is not None:
+        nodes = [node for node, _ in launches]
+
+        def program_of(given: Sequence[Launch]) -> Program:
+            return _program(plan, list(zip(nodes, given, strict=True)))
+
+        chosen = tuner.chosen([launch for _, launch in launches], None if frame is not None else program_of)
+        launches = list(zip(nodes, chosen, strict=True))
     if frame is not None:
-        ports = (placed.views[v].root for v in (*optimised.inputs, *outputs))
-        fixed = dict(zip(ports, (*frame.inputs, *frame.outputs), strict=True))
         launches = joined(launches, features, lambda root: ("frame", fixed[root]) if root in fixed else root)
+    return _program(plan, launches)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What a program is made of beside its launches. `inputs`, `outputs` and `kept`, the variables: of the graph.
+    `in_float32`: names, and why. `ports`: root -> where it lies, in a frame."""
+
+    placed: Placed
+    features: Features
+    backend: Backend
+    integer: bool
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    kept: tuple[int, ...]
+    in_float32: tuple[tuple[str, str], ...]
+    frame: Frame | None
+    ports: Mapping[int, int]
+
+
+def _program(plan: _Plan, launches: list[tuple[Node, Launch]]) -> Program:
+    """Raises KernelError if the device has too little memory for it."""
+    placed, features, backend = plan.placed, plan.features, plan.backend
+    inputs, outputs, kept = plan.inputs, plan.outputs, plan.kept
     alignment = max(256, features.storage_alignment)
     lifetimes = _lifetimes(placed, launches, (*outputs, *kept))
     cache_bytes = features.cache_bytes if isinstance(backend, Turning) else 0
-    if frame is None:
+    if plan.frame is None:
         places = in_place.taken_places(placed, launches, lifetimes, cache_bytes) if cache_bytes else {}
         offsets, report = memory.plan(in_place.joined(lifetimes, places), alignment)
         offsets |= {root: offsets[place] for root, place in places.items()}
         report = dataclasses.replace(report, unshared=report.unshared + sum(lifetimes[root].size for root in places))
     else:
-        offsets, report = _in_frame(fixed, frame, lifetimes, alignment)
+        offsets, report = _in_frame(plan.ports, plan.frame, lifetimes, alignment)
     if report.arena > features.max_buffer_bytes:
         raise blame(
             KernelError(
@@ -112,7 +148,7 @@ def build_program(
             _at_widest(lifetimes, launches),
         )
     turns = _turns(placed, launches, offsets, cache_bytes)
-    apart = backend.uncontracted if integer and isinstance(backend, Contracting) else ()
+    apart = backend.uncontracted if plan.integer and isinstance(backend, Contracting) else ()
     code, constants = _Code(features, backend, apart), Constants(alignment)
     dispatches: list[Dispatch] = []
     used: dict[int, list[tuple[int, int]]] = {}  # root -> (dispatch, binding)
@@ -144,7 +180,7 @@ def build_program(
         )
     lasting = {placed.views[v].root for v in (*outputs, *kept)}
     given = {placed.views[v].root for v in (*inputs, *kept)}
-    program = Program(
+    return Program(
         kernels=tuple(code.kernels),
         dispatches=tuple(dispatches),
         constants=constants.bytes(),
@@ -156,9 +192,8 @@ def build_program(
         ),
         memory=report,
         variables=tuple(_port(placed, v, offsets) for v in kept),
-        in_float32=tuple((optimised.values[v].name, reason) for v, reason in exact.items()),
+        in_float32=plan.in_float32,
     )
-    return program
 
 
 def describe(program: Program) -> str:

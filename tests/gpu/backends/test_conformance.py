@@ -27,7 +27,7 @@ from litegpu.errors import DeviceError, LiteGpuError, OptionError, TensorError
 from litegpu.gpu.backends import registry
 from litegpu.gpu.backends.abilities import Binder, InputKeeper, InputLender, WholeTimer
 from litegpu.gpu.backends.contract import Device, Session
-from litegpu.gpu.kernels.context import Tuner
+from litegpu.gpu.kernels.tuner import Tuner
 from litegpu.gpu.program import Binding, KernelCode, Program
 from litegpu.model.builder import ModelBuilder
 

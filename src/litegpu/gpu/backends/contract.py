@@ -12,7 +12,7 @@ import numpy as np
 from litegpu.errors import DeviceError
 
 if TYPE_CHECKING:  # what takes a while to import is imported when a device is opened, beside its driver's start
-    from litegpu.gpu.kernels.context import Tuner
+    from litegpu.gpu.kernels.tuner import Tuner
     from litegpu.gpu.lang import Kernel
     from litegpu.gpu.lang.features import Features
     from litegpu.gpu.program import Program

@@ -38,7 +38,7 @@ from litegpu.model import schema
 from litegpu.model.types import Model, Operator, Subgraph
 
 if TYPE_CHECKING:
-    from litegpu.gpu.kernels.context import Tuner
+    from litegpu.gpu.kernels.tuner import Tuner
 
 __all__ = ["GpuDelegate", "GpuDelegateOptions", "GpuKernel"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -14,15 +14,6 @@ from litegpu.gpu.lang.features import Features
 from litegpu.gpu.view import View
 
 
-class Tuner(Protocol):
-    """Measures kernels on the device that they are built for."""
-
-    most: int  # candidates worth giving
-
-    def times(self, launches: Sequence[Launch]) -> list[float]:
-        """Seconds of each of several launches that do the same work."""
-
-
 @dataclass(frozen=True)
 class KernelContext:
     """One node to build kernels for. `views` says where every non-constant value of the graph lies."""
@@ -32,7 +23,7 @@ class KernelContext:
     views: Mapping[int, View]
     features: Features
     half: bool = False  # float16 may be used for storage
-    tuner: Tuner | None = None  # to choose among native kernels; without one, estimates do
+    most: int = 1  # launches to give where several do the same work, of which one will be chosen by measuring
 
     def value(self, i: int) -> Value:
         return self.graph.values[i]
@@ -88,6 +79,8 @@ class Launch:
     operands: Mapping[str, View | np.ndarray]
     label: str
     variant: str = ""  # which of several kernels for the same work, for people
+    #: Others that do the same work, of those that were asked for; by the estimates none is quicker.
+    others: tuple[Launch, ...] = ()
     #: Traces the same into another kernel with as many threads in a workgroup, and collects what its buffers are bound
     #: to; None where that cannot be done.
     part: Callable[[Kernel, dict[str, View | np.ndarray]], None] | None = None
@@ -96,12 +89,6 @@ class Launch:
     #: It stores less than a line of the device's cache at a time: where the rest of the line is still to be read from
     #: memory, by others, either waits.
     narrow: bool = False
-
-
-def quickest(tuner: Tuner, launches: Sequence[Launch]) -> Launch:
-    """The one of several launches that do the same work that was measured to be the fastest."""
-    times = tuner.times(launches)
-    return launches[times.index(min(times))]
 
 
 @runtime_checkable

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,11 +11,12 @@ import numpy as np
 from litegpu.gpu.backends.cuda.kernels import warpgroup_attention
 from litegpu.gpu.backends.cuda.kernels.layer import LOAD
 from litegpu.gpu.backends.cuda.kernels.matmul import copied
+from litegpu.gpu.backends.cuda.kernels.offer import offered
 from litegpu.gpu.backends.cuda.kernels.source import float_text, native_launch
 from litegpu.gpu.backends.cuda.kernels.tile import USUAL_UNITS, most_shared_bytes
 from litegpu.gpu.graph import Attention, DType
 from litegpu.gpu.kernels.access import Operands
-from litegpu.gpu.kernels.context import KernelContext, Launch, quickest
+from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.view import View
 
 #: Numbers of a query, and of a value, that a warp keeps in registers.
@@ -61,15 +63,13 @@ def build(ctx: KernelContext) -> list[Launch] | None:
         mask = found
     units, sizes = ctx.features.compute_units or USUAL_UNITS, warpgroup_attention.sizes_of(ctx)
     tiles = [] if sizes is None else warpgroup_attention.ranked(sizes, ctx.features.capability, units)
-    others = divisions(ctx, units)
-    if ctx.tuner is not None:
-        launches = [_launch(ctx, division, mask, operands) for division in others]
-        fitting = tiles[: max(1, ctx.tuner.most - len(launches))]
-        launches += [warpgroup_attention.launch(ctx, tile, mask, operands) for tile in fitting]
-        return [quickest(ctx.tuner, launches)]
-    if sizes is not None and tiles and warpgroup_attention.cost(sizes, tiles[0], units) < _cost(ctx, others[0], units):
-        return [warpgroup_attention.launch(ctx, tiles[0], mask, operands)]
-    return [_launch(ctx, others[0], mask, operands)]
+    options: list[tuple[float, Callable[..., Launch], object]]
+    options = [(_cost(ctx, division, units), _launch, division) for division in divisions(ctx, units)]
+    if sizes is not None:
+        cost, make = warpgroup_attention.cost, warpgroup_attention.launch
+        options += [(cost(sizes, tile, units), make, tile) for tile in tiles[: ctx.most]]
+    options.sort(key=lambda option: option[0])
+    return [offered([make(ctx, one, mask, operands) for _, make, one in options[: ctx.most]])]
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,11 @@ from litegpu.gpu.backends.cuda.kernels.byte_inverted_cost import ByteInvertedBlo
 from litegpu.gpu.backends.cuda.kernels.inverted import in_order, padded, reordered
 from litegpu.gpu.backends.cuda.kernels.inverted_cost import InvertedShape, StemShape
 from litegpu.gpu.backends.cuda.kernels.layer import NARROW, Layer
+from litegpu.gpu.backends.cuda.kernels.offer import offered
 from litegpu.gpu.backends.cuda.kernels.source import native_launch
 from litegpu.gpu.graph import Conv2D, DType, FirstWindow, IntegerInvertedConv2D, IntegerSeparableConv2D
 from litegpu.gpu.kernels.access import Operands, byte_bounds
-from litegpu.gpu.kernels.context import KernelContext, Launch, quickest
+from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.view import View
 
 #: The last bits of it as a float are a whole number that was added to it; and numbers for which that is so.
@@ -175,9 +176,7 @@ def _of_runs(weights: np.ndarray, stem: StemShape) -> np.ndarray:
 def build(ctx: KernelContext) -> list[Launch]:
     layer = ByteInvertedLayer.of(ctx)
     blocks = ranked(layer.shape, ctx.features.capability, ctx.features.compute_units)
-    if ctx.tuner is None:
-        return [launch(ctx, layer, blocks[0])]
-    return [quickest(ctx.tuner, [launch(ctx, layer, block) for block in blocks[: ctx.tuner.most]])]
+    return [offered([launch(ctx, layer, block) for block in blocks[: ctx.most]])]
 
 
 def launch(ctx: KernelContext, layer: ByteInvertedLayer, block: ByteInvertedBlock) -> Launch:

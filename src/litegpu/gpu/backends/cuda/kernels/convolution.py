@@ -27,6 +27,7 @@ from litegpu.gpu.backends.cuda.kernels import (
     window,
 )
 from litegpu.gpu.backends.cuda.kernels.layer import Layer, is_half, residuals_of
+from litegpu.gpu.backends.cuda.kernels.offer import Option, cheapest
 from litegpu.gpu.backends.cuda.kernels.overlapped import will_overlap
 from litegpu.gpu.backends.cuda.kernels.prologue import constants_of, factors_bytes, files_of, instructions, operands_of
 from litegpu.gpu.backends.cuda.kernels.source import Where, label_of, native_launch
@@ -43,7 +44,7 @@ from litegpu.gpu.backends.cuda.kernels.tile import (
 )
 from litegpu.gpu.graph import Conv2D, DType, Shape
 from litegpu.gpu.kernels.access import Operands
-from litegpu.gpu.kernels.context import KernelContext, Launch, quickest
+from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.view import padded
 
@@ -73,29 +74,18 @@ def build(ctx: KernelContext) -> list[Launch] | None:
 
 
 #: An estimate, what launches the kernel, and candidates, the cheapest first.
-_Option = tuple[Callable[..., float], Callable[..., Launch], Sequence[object]]
+_Kernel = tuple[Callable[..., float], Callable[..., Launch], Sequence[object]]
 
 
 def fastest(ctx: KernelContext, layer: Layer, where: Where | None = None) -> Launch:
-    """The convolution by the tile, block of pixels or division of few rows that is estimated, or measured, to be the
-    fastest. `where`: as for native_launch, if the layer's output is a part of the node's."""
-    units, product = ctx.features.compute_units, product_of(layer, ctx.features.capability)
-    tiles, others = _options(layer, ctx.features)
-    if ctx.tuner is None:
-        residual = math.prod(layer.shape) * layer.residuals * RESIDUAL
-        options: list[tuple[float, Callable[..., Launch], object]]
-        gathered = any(make is patch.launch and found for _, make, found in others) and layer.access == "GATHER"
-        waiting = GATHERED * -(-layer.depth // tiles[0].depth) if gathered else 0.0
-        options = [(cost(product, tiles[0], units) + residual + waiting, launch, tiles[0])]
-        options += [(estimate(layer, found[0], units), make, found[0]) for estimate, make, found in others if found]
-        estimated, make, chosen = min(options, key=lambda option: option[0])
-        if layer.half and ctx.features.capability == WARPGROUP_CAPABILITY and will_overlap(ctx.graph):
-            make, chosen = _overlapping(ctx, layer, others, estimated, make, chosen)
-        return make(ctx, layer, chosen, where)
-    share = ctx.tuner.most // (1 + sum(bool(found) for _, _, found in others))
-    launches = [make(ctx, layer, one, where) for _, make, found in others for one in found[:share]]
-    launches += [launch(ctx, layer, tile, where) for tile in tiles[: ctx.tuner.most - len(launches)]]
-    return quickest(ctx.tuner, launches)
+    """The convolution by the tile, block of pixels or division of few rows that is estimated to be the fastest, with
+    others if some are to be measured. `where`: as for native_launch, if the layer's output is a part of the node's."""
+    units, kernels = ctx.features.compute_units, _kernels(layer, ctx.features)
+    first = _cheapest(layer, kernels, units)
+    if layer.half and ctx.features.capability == WARPGROUP_CAPABILITY and will_overlap(ctx.graph) and not layer.gate:
+        kernels, first = _overlapping(layer, kernels, first, ctx.features)
+    options = [(of(layer, one, units), make, one) for of, make, found in kernels for one in found[: ctx.most]]
+    return cheapest(ctx, layer, options, where, first=first)
 
 
 def estimate(layer: Layer, features: Features) -> float:
@@ -111,7 +101,7 @@ def estimate_alone(op: Conv2D, source: Shape, weights: np.ndarray, target: Shape
     return estimate(Layer(op, padded(0, source, DType.FLOAT16), weights, target, True), features)
 
 
-def _options(layer: Layer, features: Features) -> tuple[Sequence[WorkgroupTile], list[_Option]]:
+def _options(layer: Layer, features: Features) -> tuple[Sequence[WorkgroupTile], list[_Kernel]]:
     """The tiles for the kernel of convolution.cu, the cheapest first, and the other kernels."""
     units, capability = features.compute_units, features.capability
     tiles, more = ranked(product_of(layer, capability), units), factors_bytes(layer) if layer.half else 0
@@ -120,7 +110,7 @@ def _options(layer: Layer, features: Features) -> tuple[Sequence[WorkgroupTile],
     divided = specialized.launch, specialized.ranked(layer, capability, units)
     if layer.fetched:
         return tiles, [(specialized.cost, *divided)]
-    others: list[_Option] = [
+    others: list[_Kernel] = [
         (matvec.cost, matvec.launch, matvec.ranked(layer, units)),
         (specialized.cost, *divided),
         (persistent.cost, persistent.launch, persistent.ranked(layer, capability, units)),
@@ -139,39 +129,50 @@ def _options(layer: Layer, features: Features) -> tuple[Sequence[WorkgroupTile],
     return tiles, others
 
 
+def _kernels(layer: Layer, features: Features) -> list[_Kernel]:
+    """All kernels, with what their estimates do not know of the first."""
+    tiles, others = _options(layer, features)
+    gathered = any(make is patch.launch and found for _, make, found in others) and layer.access == "GATHER"
+    product, residual = product_of(layer, features.capability), math.prod(layer.shape) * layer.residuals * RESIDUAL
+
+    def of_tile(layer: Layer, tile: WorkgroupTile, units: int) -> float:
+        return cost(product, tile, units) + residual + (GATHERED * -(-layer.depth // tile.depth) if gathered else 0.0)
+
+    return [(of_tile, launch, tiles), *others]
+
+
+def _cheapest(layer: Layer, kernels: Sequence[_Kernel], units: int) -> Option:
+    best = ((estimate(layer, found[0], units), make, found[0]) for estimate, make, found in kernels if found)
+    return min(best, key=lambda option: option[0])
+
+
 def _overlapping(
-    ctx: KernelContext,
-    layer: Layer,
-    others: Sequence[_Option],
-    estimated: float,
-    make: Callable[..., Launch],
-    chosen: object,
-) -> tuple[Callable[..., Launch], object]:
-    """What launches the convolution, and with what, in a program whose kernels overlap: what was chosen, with an
-    estimate, for kernels that have the device to themselves, or what is clearly faster there."""
-    if layer.gate is not None:  # not measured
-        return make, chosen
-    units, capability = ctx.features.compute_units, ctx.features.capability
-    found: list[_Option] = [
+    layer: Layer, kernels: Sequence[_Kernel], chosen: Option, features: Features
+) -> tuple[list[_Kernel], Option]:
+    """The kernels and what to take of them in a program whose kernels overlap: what was chosen for kernels that have
+    the device to themselves, or what is clearly faster there."""
+    units, capability = features.compute_units, features.capability
+    stems, (of_tile, _, _) = overlapped.stems(layer, units), kernels[0]
+    found: list[_Kernel] = [
         (overlapped.measured(estimate), launches, candidates)
-        for estimate, launches, candidates in others
-        if launches not in (specialized.launch, stem.launch)
+        for estimate, launches, candidates in kernels
+        if launches not in (launch, specialized.launch, stem.launch)
     ]
-    stems = overlapped.stems(layer, units)
-    if make is stem.launch:
-        chosen = stems[0]
     found += [
         (overlapped.stem_cost, stem.launch, stems),
         (overlapped.specialized_cost, specialized.launch, overlapped.divisions(layer, capability, units)),
         (overlapped.tile_cost, launch, overlapped.tiles(layer, product_of(layer, capability), units)),
     ]
+    _, make, one = chosen
+    if make is stem.launch:
+        one = stems[0]
     estimates = {launches: estimate for estimate, launches, _ in found}
-    own = estimated if make is launch and not overlapped.knows(layer) else estimates[make](layer, chosen, units)
-    least = own - overlapped.CLEARLY
+    own = (of_tile if make is launch and not overlapped.knows(layer) else estimates[make])(layer, one, units)
+    least, first = own - overlapped.CLEARLY, (own, make, one)
     for estimate, launches, candidates in found:
         if candidates and (there := estimate(layer, candidates[0], units)) < least:
-            least, make, chosen = there, launches, candidates[0]
-    return make, chosen
+            least, first = there, (there, launches, candidates[0])
+    return found, first
 
 
 def product_of(layer: Layer, capability: int) -> TileProduct:

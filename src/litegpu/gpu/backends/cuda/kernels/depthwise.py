@@ -10,11 +10,12 @@ import numpy as np
 from litegpu.gpu.backends.cuda.kernels import byte_depthwise, overlapped, runs
 from litegpu.gpu.backends.cuda.kernels.depthwise_block import DepthwiseBlock, chunks_of
 from litegpu.gpu.backends.cuda.kernels.layer import LOAD, Layer, residuals_of
+from litegpu.gpu.backends.cuda.kernels.offer import cheapest
 from litegpu.gpu.backends.cuda.kernels.source import native_launch
 from litegpu.gpu.backends.cuda.kernels.tile import USUAL_UNITS, WARPGROUP_CAPABILITY
 from litegpu.gpu.graph import Conv2D, DepthwiseConv2D, DType, IntegerDepthwiseConv2D
 from litegpu.gpu.kernels.access import Operands
-from litegpu.gpu.kernels.context import KernelContext, Launch, quickest
+from litegpu.gpu.kernels.context import KernelContext, Launch
 
 #: Rows and columns of the output pixels of a thread.
 PIXELS = ((1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (4, 1), (2, 4), (4, 2), (1, 8), (4, 4))
@@ -48,20 +49,13 @@ def build(ctx: KernelContext) -> list[Launch] | None:
     units = ctx.features.compute_units
     options = [(cost(layer, block, units), launch, block) for block in ranked(layer, units)]
     by_words = byte_depthwise.ranked(layer, ctx.features.capability, units)
-    if ctx.tuner is None and weights.shape[2] > byte_depthwise.MEASURED_TAPS:
+    if ctx.most == 1 and weights.shape[2] > byte_depthwise.MEASURED_TAPS:
         by_words = []
-    options += [(byte_depthwise.cost(layer, block, units), byte_depthwise.launch, block) for block in by_words]
     waits = ctx.features.capability == WARPGROUP_CAPABILITY and overlapped.will_overlap(ctx.graph)
-    if by_words and ctx.tuner is None and waits:
-        options = options[-len(by_words) :]  # MobileNet v2 at batch 1: 0.6 us less, ten times
-    if not options:
-        return None
-    options.sort(key=lambda option: option[0])
-    if ctx.tuner is None:
-        _, make, block = options[0]
-        return [make(ctx, layer, block)]
-    launches = [make(ctx, layer, block) for _, make, block in options[: ctx.tuner.most]]
-    return [quickest(ctx.tuner, launches)]
+    words = [(byte_depthwise.cost(layer, block, units), byte_depthwise.launch, block) for block in by_words]
+    # MobileNet v2 at batch 1: 0.6 us less, ten times
+    first = min(words, key=lambda option: option[0]) if words and waits else None
+    return [cheapest(ctx, layer, [*options, *words], first=first)] if options or words else None
 
 
 def candidates(layer: Layer) -> list[DepthwiseBlock]:

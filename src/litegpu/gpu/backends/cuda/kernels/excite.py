@@ -10,11 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from litegpu.gpu.backends.cuda.kernels.layer import LOAD
+from litegpu.gpu.backends.cuda.kernels.offer import offered
 from litegpu.gpu.backends.cuda.kernels.source import Traced, native_launch
 from litegpu.gpu.backends.cuda.kernels.tile import USUAL_UNITS
 from litegpu.gpu.graph import DType, Excite, Expr, Shape
 from litegpu.gpu.kernels.access import Operands
-from litegpu.gpu.kernels.context import KernelContext, Launch, quickest
+from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.kernels.expression import evaluate
 from litegpu.gpu.lang import f32
 
@@ -53,9 +54,7 @@ def build(ctx: KernelContext) -> list[Launch]:
     assert isinstance(op, Excite)
     results, parts = ctx.value(ctx.node.inputs[2]).shape[3], ctx.value(ctx.node.inputs[1]).shape[2]
     tiles = ranked(ctx.output.shape, results, parts, ctx.features.compute_units)
-    if ctx.tuner is None:
-        return [_launch(ctx, tiles[0])]
-    return [quickest(ctx.tuner, [_launch(ctx, tile) for tile in tiles[: ctx.tuner.most]])]
+    return [offered([_launch(ctx, tile) for tile in tiles[: ctx.most]])]
 
 
 def ranked(shape: Shape, results: int, parts: int, units: int) -> list[ExciteTile]:

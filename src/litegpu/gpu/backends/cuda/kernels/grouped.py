@@ -9,11 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from litegpu.gpu.backends.cuda.kernels.layer import Layer, is_half, residuals_of
+from litegpu.gpu.backends.cuda.kernels.offer import offered
 from litegpu.gpu.backends.cuda.kernels.source import native_launch
 from litegpu.gpu.backends.cuda.kernels.tile import USUAL_UNITS
 from litegpu.gpu.graph import Conv2D
 from litegpu.gpu.kernels.access import Operands
-from litegpu.gpu.kernels.context import KernelContext, Launch, quickest
+from litegpu.gpu.kernels.context import KernelContext, Launch
 
 #: Inputs of a bundle of groups, and steps of 16 along its depth, whose weights a warp keeps in its registers.
 MOST_INPUTS, MOST_STEPS = 64, 40
@@ -60,9 +61,7 @@ def build(ctx: KernelContext) -> list[Launch] | None:
     blocks = ranked(layer, ctx.features.compute_units)
     if not blocks:
         return None
-    if ctx.tuner is None:
-        return [launch(ctx, layer, blocks[0])]
-    return [quickest(ctx.tuner, [launch(ctx, layer, block) for block in blocks[: ctx.tuner.most]])]
+    return [offered([launch(ctx, layer, block) for block in blocks[: ctx.most]])]
 
 
 def ranked(layer: Layer, units: int) -> list[GroupedBlock]:

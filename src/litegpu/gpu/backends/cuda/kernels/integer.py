@@ -21,12 +21,12 @@ from litegpu.gpu.backends.cuda.kernels import (
     wide_stem,
 )
 from litegpu.gpu.backends.cuda.kernels.layer import Layer, residuals_of
+from litegpu.gpu.backends.cuda.kernels.offer import Option, cheapest
 from litegpu.gpu.backends.cuda.kernels.tile import COPYING_CAPABILITY, WARPGROUP_CAPABILITY, cost, ranked, that_fit
 from litegpu.gpu.graph import Conv2D, IntegerConv2D
-from litegpu.gpu.kernels.context import KernelContext, Launch, quickest
+from litegpu.gpu.kernels.context import KernelContext, Launch
 
 #: An estimate, what launches the kernel, and by which tile or block.
-Option = tuple[float, Callable[..., Launch], object]
 
 #: Channels of an input of which stem.py, which pads them to four, loads and multiplies twice as many or more.
 FEW_CHANNELS = 2
@@ -65,18 +65,12 @@ def build(ctx: KernelContext) -> list[Launch] | None:
         options += by_warps(layer, capability, units)
     if not options:
         return None
-    options.sort(key=lambda option: option[0])
-    if ctx.tuner is None and together:
-        options = [*small(layer, options[0], units), *options]
-    if ctx.tuner is None:
-        _, make, one = options[0]
-        return [make(ctx, layer, one)]
-    launches = [make(ctx, layer, one) for _, make, one in options[: ctx.tuner.most]]
-    return [quickest(ctx.tuner, launches)]
+    first = small(layer, min(options, key=lambda option: option[0]), units) if together else None
+    return [cheapest(ctx, layer, options, first=first)]
 
 
-def small(layer: Layer, chosen: Option, units: int) -> list[Option]:
-    """The best tile that warps multiply each by itself, in a list, if that is clearly quicker than what was chosen in a
+def small(layer: Layer, chosen: Option, units: int) -> Option | None:
+    """The best tile that warps multiply each by itself if that is clearly quicker than what was chosen in a
     program whose kernels overlap: such tiles have fewer rows, and warps that divide their depth."""
     known = layer.weights.dtype == np.int8 and overlapped.knows(layer)
     tiles = overlapped.tiles(layer, convolution.product_of(layer, COPYING_CAPABILITY), units) if known else []
@@ -86,10 +80,10 @@ def small(layer: Layer, chosen: Option, units: int) -> list[Option]:
         persistent.launch: overlapped.measured(persistent.cost),
     }  # fmt: skip
     if not tiles or make not in estimates:
-        return []
+        return None
     least = overlapped.tile_cost(layer, tiles[0], units)
     clearly = least < estimates[make](layer, one, units) - overlapped.CLEARLY
-    return [(least, convolution.launch, tiles[0])] if clearly else []
+    return (least, convolution.launch, tiles[0]) if clearly else None
 
 
 def by_warps(layer: Layer, capability: int, units: int) -> list[Option]:

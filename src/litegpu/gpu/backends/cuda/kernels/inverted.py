@@ -17,6 +17,7 @@ from litegpu.gpu.backends.cuda.kernels.inverted_cost import (
     ranked,
 )
 from litegpu.gpu.backends.cuda.kernels.layer import LOAD, Layer
+from litegpu.gpu.backends.cuda.kernels.offer import offered
 from litegpu.gpu.backends.cuda.kernels.source import Traced, native_launch
 from litegpu.gpu.graph import (
     RESULT,
@@ -29,7 +30,7 @@ from litegpu.gpu.graph import (
     arguments,
 )
 from litegpu.gpu.kernels.access import Operands
-from litegpu.gpu.kernels.context import KernelContext, Launch, quickest
+from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.kernels.expression import evaluate
 from litegpu.gpu.lang import Kernel, TracedValue, f32x4
 
@@ -91,9 +92,7 @@ class InvertedLayer:
 def build(ctx: KernelContext) -> list[Launch]:
     layer = InvertedLayer.of(ctx)
     blocks = ranked(layer.shape, ctx.features.capability, ctx.features.compute_units)
-    if ctx.tuner is None:
-        return [launch(ctx, layer, blocks[0])]
-    return [quickest(ctx.tuner, [launch(ctx, layer, block) for block in blocks[: ctx.tuner.most]])]
+    return [offered([launch(ctx, layer, block) for block in blocks[: ctx.most]])]
 
 
 def fits_separable(ctx: KernelContext) -> bool:

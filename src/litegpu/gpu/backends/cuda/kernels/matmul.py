@@ -8,6 +8,7 @@ import numpy as np
 
 from litegpu.gpu.backends.cuda.kernels import places
 from litegpu.gpu.backends.cuda.kernels.layer import LOAD
+from litegpu.gpu.backends.cuda.kernels.offer import offered
 from litegpu.gpu.backends.cuda.kernels.source import native_launch
 from litegpu.gpu.backends.cuda.kernels.tile import (
     TileProduct,
@@ -19,7 +20,7 @@ from litegpu.gpu.backends.cuda.kernels.tile import (
 )
 from litegpu.gpu.graph import DType, MatMul, fits_half
 from litegpu.gpu.kernels.access import Operands
-from litegpu.gpu.kernels.context import KernelContext, Launch, quickest
+from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.view import View, padded
 
 #: Rows and columns of an output from which tiles are worth it.
@@ -41,10 +42,7 @@ def build(ctx: KernelContext) -> list[Launch] | None:
     if m < LEAST_ROWS or n < LEAST_COLUMNS or not kinds <= set(LOAD) or (DType.FLOAT16 in kinds and not ctx.half):
         return None
     tiles = ranked(ctx, a, b)
-    if ctx.tuner is None:
-        return [launch(ctx, a, b, tiles[0])]
-    launches = [launch(ctx, a, b, tile) for tile in tiles[: ctx.tuner.most]]
-    return [quickest(ctx.tuner, launches)]
+    return [offered([launch(ctx, a, b, tile) for tile in tiles[: ctx.most]])]
 
 
 def _view(ctx: KernelContext, v: int) -> View:

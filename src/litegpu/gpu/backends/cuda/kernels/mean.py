@@ -6,12 +6,13 @@ import numpy as np
 
 from litegpu.gpu.backends.cuda.kernels import convolution, overlapped
 from litegpu.gpu.backends.cuda.kernels.layer import Layer
+from litegpu.gpu.backends.cuda.kernels.offer import offered
 from litegpu.gpu.backends.cuda.kernels.runs import nothing_stored
 from litegpu.gpu.backends.cuda.kernels.source import float_text, native_launch
 from litegpu.gpu.backends.cuda.kernels.squeeze import function
 from litegpu.gpu.backends.cuda.kernels.tile import WorkgroupTile, device_shared_bytes
 from litegpu.gpu.graph import Conv2D, MeanConv2D, Shape
-from litegpu.gpu.kernels.context import KernelContext, Launch, quickest
+from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.view import View
 
@@ -28,9 +29,7 @@ def build(ctx: KernelContext) -> list[Launch]:
     assert weights is not None  # as the pass sees to
     layer = layer_of(ctx.views[x], weights, ctx.value(x).shape)
     tiles = tiles_of(op, layer, ctx.features)
-    if ctx.tuner is None:
-        return [_launch(ctx, layer, tiles[0])]
-    return [quickest(ctx.tuner, [_launch(ctx, layer, tile) for tile in tiles[: ctx.tuner.most]])]
+    return [offered([_launch(ctx, layer, tile) for tile in tiles[: ctx.most]])]
 
 
 def layer_of(source: View, weights: np.ndarray, shape: Shape) -> Layer:

@@ -15,7 +15,7 @@ import functools
 import math
 import weakref
 from collections.abc import Callable
-from dataclasses import astuple, dataclass
+from typing import NamedTuple
 
 from litegpu.gpu.backends.cuda.kernels import (
     halo,
@@ -61,8 +61,7 @@ def will_overlap(graph: Graph) -> bool:
     return found
 
 
-@dataclass(frozen=True)
-class TimeParts:
+class TimeParts(NamedTuple):
     """What a kernel's time is made of, for the multiprocessor that has most workgroups. Rounds are workgroups that
     come one after the other, steps those along the depth, of all rounds."""
 
@@ -87,7 +86,7 @@ class TimeParts:
 
     def at(self, rates: TimeParts) -> float:
         """Microseconds."""
-        return float(sum(part * rate for part, rate in zip(astuple(self), astuple(rates), strict=True)))
+        return float(sum(part * rate for part, rate in zip(self, rates, strict=True)))
 
 
 #: Microseconds of each part.

@@ -11,12 +11,13 @@ import numpy as np
 from litegpu.gpu.backends.cuda.kernels import row_norm, row_tile
 from litegpu.gpu.backends.cuda.kernels.inverted_cost import effort
 from litegpu.gpu.backends.cuda.kernels.layer import Layer, residuals_of
+from litegpu.gpu.backends.cuda.kernels.offer import offered
 from litegpu.gpu.backends.cuda.kernels.row_tile import TEAM, depth_of, slab_of
 from litegpu.gpu.backends.cuda.kernels.source import Traced, native_launch
 from litegpu.gpu.backends.cuda.kernels.tile import MOST_WARPGROUP_SHARED_BYTES, USUAL_UNITS
 from litegpu.gpu.graph import Conv2D, PairConv2D
 from litegpu.gpu.kernels.access import Operands
-from litegpu.gpu.kernels.context import KernelContext, Launch, quickest
+from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.kernels.expression import evaluate
 from litegpu.gpu.lang import Kernel, TracedValue, f32x4
 
@@ -136,9 +137,7 @@ def build(ctx: KernelContext) -> list[Launch]:
     layer = Layer(Conv2D(), ctx.views[x], weights, ctx.output.shape, True, residuals_of(ctx), norm=norm)
     sizes = sizes_of(op, layer.shape, weights.shape, layer.residuals)
     tiles = ranked(sizes, ctx.features.compute_units)
-    if ctx.tuner is None:
-        return [launch(ctx, layer, bias, last, tiles[0])]
-    return [quickest(ctx.tuner, [launch(ctx, layer, bias, last, tile) for tile in tiles[: ctx.tuner.most]])]
+    return [offered([launch(ctx, layer, bias, last, tile) for tile in tiles[: ctx.most]])]
 
 
 def sizes_of(op: PairConv2D, shape: tuple[int, ...], weights: tuple[int, ...], residuals: int) -> PairSizes:

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from litegpu.gpu.backends.cuda.kernels.offer import offered
 from litegpu.gpu.backends.cuda.kernels.overlapped import will_overlap
 from litegpu.gpu.backends.cuda.kernels.source import native_launch
 from litegpu.gpu.backends.cuda.kernels.tile import MOST_WARPGROUP_SHARED_BYTES, USUAL_UNITS, WARPGROUP_CAPABILITY
 from litegpu.gpu.backends.cuda.overlap import SHARED_BYTES
 from litegpu.gpu.graph import DType, MatMul
 from litegpu.gpu.kernels.access import Operands
-from litegpu.gpu.kernels.context import KernelContext, Launch, quickest
+from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.view import View
 
 #: Rows of a team of four warps.
@@ -170,9 +171,7 @@ def build(ctx: KernelContext) -> list[Launch] | None:
         tiles = [tile for tile in tiles if sizes.shared_bytes(tile) <= SHARED_BYTES - OWN_BYTES]
     if not sizes or not tiles:
         return None
-    if ctx.tuner is None:
-        return [launch(ctx, sizes, tiles[0])]
-    return [quickest(ctx.tuner, [launch(ctx, sizes, tile) for tile in tiles[: ctx.tuner.most]])]
+    return [offered([launch(ctx, sizes, tile) for tile in tiles[: ctx.most]])]
 
 
 def packed(matrix: np.ndarray, tile: PlacesTile) -> np.ndarray:

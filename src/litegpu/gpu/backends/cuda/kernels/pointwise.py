@@ -11,13 +11,14 @@ import numpy as np
 from litegpu.gpu.backends.cuda.kernels import convolution, matvec, normed, specialized
 from litegpu.gpu.backends.cuda.kernels.channelwise import read_channelwise
 from litegpu.gpu.backends.cuda.kernels.layer import Layer, NormBehind, residuals_of
+from litegpu.gpu.backends.cuda.kernels.offer import offered
 from litegpu.gpu.backends.cuda.kernels.row_norm import folded
 from litegpu.gpu.backends.cuda.kernels.runs import run_of
 from litegpu.gpu.backends.cuda.kernels.source import Where
 from litegpu.gpu.backends.cuda.kernels.specialized import SpecializedTile
 from litegpu.gpu.graph import Conv2D, DType, LayerNorm, PointwiseConv2D, Reshape, Shape, Step, Take, Transpose
 from litegpu.gpu.kernels.access import Position
-from litegpu.gpu.kernels.context import KernelContext, Launch, quickest
+from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.kernels.movement import Quad, no_table, origin, shapes_along
 from litegpu.gpu.lang import Features, Kernel, KernelError, TracedValue
 from litegpu.gpu.view import padded
@@ -73,9 +74,7 @@ def build(ctx: KernelContext) -> list[Launch]:
     if op.parts > 1:
         layer = Layer(Conv2D(), source, weights, shape, ctx.half, residuals_of(ctx), parts=op.parts)
         divisions = matvec.ranked(layer, ctx.features.compute_units)
-        if ctx.tuner is None:
-            return [matvec.launch(ctx, layer, divisions[0])]
-        return [quickest(ctx.tuner, [matvec.launch(ctx, layer, one) for one in divisions[: ctx.tuner.most]])]
+        return [offered([matvec.launch(ctx, layer, one) for one in divisions[: ctx.most]])]
     if op.moved:
         rows = (*ctx.value(x).shape[:3], len(weights))
         layer = Layer(Conv2D(), source, weights, rows, True, residuals_of(ctx))
@@ -99,9 +98,7 @@ def _normed(ctx: KernelContext, norm: LayerNorm) -> Launch:
     if not (layer.run and specialized.takes(layer, ctx.features.capability)):
         raise KernelError("a convolution that normalises its results cannot read or store these where they lie")
     tiles = _that_have_rows(layer, ctx.features.compute_units)
-    if ctx.tuner is None:
-        return specialized.launch(ctx, layer, tiles[0])
-    return quickest(ctx.tuner, [specialized.launch(ctx, layer, tile) for tile in tiles[: ctx.tuner.most]])
+    return offered([specialized.launch(ctx, layer, tile) for tile in tiles[: ctx.most]])
 
 
 def normed_pays(rows: int, inputs: int, outputs: int, residuals: int, features: Features) -> bool:

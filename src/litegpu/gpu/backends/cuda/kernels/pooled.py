@@ -10,12 +10,13 @@ import numpy as np
 from litegpu.gpu.backends.cuda.kernels import halo, overlapped, persistent, runs, specialized
 from litegpu.gpu.backends.cuda.kernels.convolution import product_of
 from litegpu.gpu.backends.cuda.kernels.layer import Layer
+from litegpu.gpu.backends.cuda.kernels.offer import cheapest
 from litegpu.gpu.backends.cuda.kernels.overlapped import will_overlap
 from litegpu.gpu.backends.cuda.kernels.tile import WARPGROUP_CAPABILITY
 from litegpu.gpu.backends.cuda.kernels.tile import cost as tile_cost
 from litegpu.gpu.backends.cuda.kernels.tile import ranked as ranked_tiles
 from litegpu.gpu.graph import Conv2D, PooledConv2D, Shape
-from litegpu.gpu.kernels.context import KernelContext, Launch, quickest
+from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.view import View
 
 #: Rows and columns of a square.
@@ -35,11 +36,8 @@ def build(ctx: KernelContext) -> list[Launch]:
     layer = layer_of(op.conv, ctx.views[x], weights, ctx.output.shape, runs.run_of(ctx))
     units = ctx.features.compute_units
     found = options(layer, units, overlapping=will_overlap(ctx.graph))
-    if ctx.tuner is None:
-        _, make, one = min(((e(layer, tiles[0], units), m, tiles[0]) for e, m, tiles in found), key=lambda way: way[0])
-        return [make(ctx, layer, one)]
-    share = ctx.tuner.most // len(found)
-    return [quickest(ctx.tuner, [make(ctx, layer, one) for _, make, tiles in found for one in tiles[:share]])]
+    ways = [(estimate(layer, one, units), make, one) for estimate, make, tiles in found for one in tiles[: ctx.most]]
+    return [cheapest(ctx, layer, ways)]
 
 
 def layer_of(conv: Conv2D, source: View, weights: np.ndarray, result: Shape, run: int, side: int = SIDE) -> Layer:

@@ -10,11 +10,12 @@ import numpy as np
 
 from litegpu.gpu.backends.cuda.kernels import inverted, inverted_cost
 from litegpu.gpu.backends.cuda.kernels.layer import LOAD, Layer
+from litegpu.gpu.backends.cuda.kernels.offer import offered
 from litegpu.gpu.backends.cuda.kernels.source import Traced, native_launch
 from litegpu.gpu.backends.cuda.kernels.tile import MOST_SHARED_BYTES, USUAL_UNITS, WorkgroupTile, that_fit
 from litegpu.gpu.graph import Conv2D, SeparableConv2D
 from litegpu.gpu.kernels.access import Operands, open_source
-from litegpu.gpu.kernels.context import KernelContext, Launch, quickest
+from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.kernels.expression import evaluate
 from litegpu.gpu.lang import Kernel, TracedValue, f32x4, u32
 
@@ -74,10 +75,7 @@ def build(ctx: KernelContext) -> list[Launch]:
         least = GAIN * cost(window, weights.shape[0], blocks[0], units)
         if found and inverted_cost.cost(layer.shape, found[0], capability, units) < least:
             return [inverted.launch(ctx, layer, found[0])]
-    if ctx.tuner is None:
-        return [launch(ctx, window, weights, blocks[0])]
-    launches = [launch(ctx, window, weights, block) for block in blocks[: ctx.tuner.most]]
-    return [quickest(ctx.tuner, launches)]
+    return [offered([launch(ctx, window, weights, block) for block in blocks[: ctx.most]])]
 
 
 def ranked(window: Layer, outputs: int, units: int) -> list[SeparableBlock]:

@@ -13,6 +13,7 @@ from litegpu.gpu.backends.cuda.kernels.byte_rests import held
 from litegpu.gpu.backends.cuda.kernels.inverted import InvertedLayer
 from litegpu.gpu.backends.cuda.kernels.inverted_cost import InvertedShape
 from litegpu.gpu.backends.cuda.kernels.layer import LOAD, NARROW, Layer
+from litegpu.gpu.backends.cuda.kernels.offer import offered
 from litegpu.gpu.backends.cuda.kernels.overlapped import will_overlap
 from litegpu.gpu.backends.cuda.kernels.source import Traced, native_launch
 from litegpu.gpu.backends.cuda.kernels.squeeze import function
@@ -27,7 +28,7 @@ from litegpu.gpu.backends.cuda.kernels.widening_cost import (
 )
 from litegpu.gpu.graph import DType, Graph
 from litegpu.gpu.kernels.access import Operands
-from litegpu.gpu.kernels.context import KernelContext, Launch, quickest
+from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.lang.features import Features
 
 FILES = ("device.cu", "pipeline.cu", "remote.cu", "widening.cu")
@@ -71,9 +72,7 @@ def _of_blocks(
     ctx: KernelContext, shape: InvertedShape, size: int, make: Callable[[WideningBlock], Launch]
 ) -> list[Launch]:
     blocks = ranked(shape, size, ctx.features.compute_units)
-    if ctx.tuner is None:
-        return [make(blocks[0])]
-    return [quickest(ctx.tuner, [make(block) for block in blocks[: ctx.tuner.most]])]
+    return [offered([make(block) for block in blocks[: ctx.most]])]
 
 
 def _halves(ctx: KernelContext, layer: InvertedLayer, block: WideningBlock) -> Launch:

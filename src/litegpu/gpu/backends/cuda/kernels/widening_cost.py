@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from litegpu.gpu.backends.cuda.kernels.inverted_cost import InvertedShape
 from litegpu.gpu.backends.cuda.kernels.tile import USUAL_UNITS
@@ -75,8 +76,7 @@ def whole_outputs(shape: InvertedShape) -> int:
     return -(-shape.outputs // 16) * 16
 
 
-@dataclass(frozen=True)
-class BlockParts:
+class BlockParts(NamedTuple):
     """What a kernel's time is made of."""
 
     begun: float  # 1: the start and the end
@@ -93,7 +93,7 @@ class BlockParts:
 
     def at(self, rates: BlockParts) -> float:
         """Microseconds."""
-        return float(sum(part * rate for part, rate in zip(astuple(self), astuple(rates), strict=True)))
+        return float(sum(part * rate for part, rate in zip(self, rates, strict=True)))
 
 
 #: Microseconds of each part of kernels of halves and of bytes. (One H200, chains of 135 and 143 blocks of MobileNet
