@@ -19,6 +19,7 @@ from cuda.bindings import driver
 
 from litegpu import debug
 from litegpu.errors import DeviceError
+from litegpu.gpu.backends.check import NUMPY
 from litegpu.gpu.backends.contract import Device
 from litegpu.gpu.backends.cuda.base import CudaDeviceBase
 from litegpu.gpu.backends.cuda.driver import CudaError, checked
@@ -26,7 +27,7 @@ from litegpu.gpu.backends.cuda.graph import make_launch
 from litegpu.gpu.backends.cuda.timing import launch_seconds
 from litegpu.gpu.kernels.context import Launch, NativeKernel
 from litegpu.gpu.lang import KernelError
-from litegpu.gpu.program import KernelCode, Program
+from litegpu.gpu.program import KernelCode, Port, Program
 from litegpu.gpu.view import View
 
 log = logging.getLogger("litegpu")
@@ -165,13 +166,26 @@ class _Search:
         self._session: Any = None
 
     def __enter__(self) -> _Search:
-        self._session = self._device.session(self._program_of(self.launches))
+        self._session = self._opened(self.launches)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._session.close()
+
+    def _opened(self, launches: Sequence[Launch]) -> Any:
+        """A session that has run once: how fast a kernel is depends on its numbers, as does the power that it takes."""
+        program = self._program_of(launches)
+        session = self._device.session(program)
+        try:
+            for index, port in enumerate(program.inputs):
+                session.write(index, _sample(port))
+            session.run()
+        except BaseException:
+            session.close()
+            raise
+        return session
 
     def compile(self, questions: Sequence[_Question]) -> None:
         """All candidates, many at a time."""
@@ -188,7 +202,7 @@ class _Search:
             launches = question.answered(self.launches, which)
             first = question.candidates[0][which]
             try:
-                other: Any = self._device.session(self._program_of(launches))
+                other = self._opened(launches)
                 try:
                     before, after = self._times(other)
                     debug.say(
@@ -214,6 +228,16 @@ class _Search:
             if round_ and found[1] > found[0] * (1 + _HOPELESS):
                 break
         return found[0], found[1]
+
+
+def _sample(port: Port) -> np.ndarray:
+    """Numbers as an input may have them: normal ones, all bytes, and other whole numbers that may be small indices."""
+    rng, kind = np.random.default_rng(0), NUMPY[port.dtype]
+    if kind.kind == "f":
+        return rng.standard_normal(port.shape, np.float32).astype(kind)
+    if kind.itemsize == 1:
+        return np.frombuffer(rng.bytes(math.prod(port.shape)), kind).reshape(port.shape)
+    return rng.integers(0, 2, port.shape).astype(kind)
 
 
 def _questions(launches: Sequence[Launch]) -> list[_Question]:

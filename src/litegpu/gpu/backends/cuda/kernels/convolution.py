@@ -172,7 +172,7 @@ def _overlapping(
     for estimate, launches, candidates in found:
         if candidates and (there := estimate(layer, candidates[0], units)) < least:
             least, first = there, (there, launches, candidates[0])
-    return found, first
+    return found if overlapped.knows(layer) else [kernels[0], *found], first
 
 
 def product_of(layer: Layer, capability: int) -> TileProduct:
