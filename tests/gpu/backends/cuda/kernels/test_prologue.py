@@ -407,7 +407,7 @@ def squeeze_and_excite(net: Layers, x: NetworkTensor) -> NetworkTensor:
     for channels, last in ((24, "LOGISTIC"), (20, "HARD_SIGMOID")):
         y = net.gate(net.separate(net.conv(x, 60, activation="SWISH"), kernel=5), 8, last=last)
         x = net.plain(y, channels)
-    return x
+    return net.conv(x, 20, activation="RELU")  # else a mean would be taken in front of the gates
 
 
 @pytest.mark.cuda

@@ -41,11 +41,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const Element* x, 
   if (threadIdx.x == 0) {
     for (unsigned s = 0; s < STAGES; s++) {
       barrier_init(FULL + 8 * s, 1);
-      barrier_init(EMPTY + 8 * s, 4 * TEAMS);
+      barrier_init(EMPTY + 8 * s, MULTIPLYING);
     }
     for (unsigned s = 0; s < STEPS; s++) {
       barrier_init(THERE + 8 * s, COPYING);
-      barrier_init(GONE + 8 * s, 4 * TEAMS);
+      barrier_init(GONE + 8 * s, MULTIPLYING);
     }
     barriers_ready();
   }
@@ -94,9 +94,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const Element* x, 
 #endif
       products_wait<1>();  // those of the step before are done: its tiles may be replaced
 #ifdef ROW_NORM
-      __syncwarp();  // all lanes have read
+      __syncwarp();
 #endif
-      if (step > 0 && lane == 0) {
+      if (step > 0) {  // each lane for itself, which has read of the rows
         barrier_arrive(EMPTY + 8 * before);
         if (last) barrier_arrive(GONE + 8 * (step - 1));
       }
@@ -107,10 +107,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const Element* x, 
 #ifdef ROW_NORM
     __syncwarp();
 #endif
-    if (lane == 0) {
-      barrier_arrive(EMPTY + 8 * before);
-      if (last) barrier_arrive(GONE + 8 * (STEPS - 1));
-    }
+    barrier_arrive(EMPTY + 8 * before);
+    if (last) barrier_arrive(GONE + 8 * (STEPS - 1));
 #ifdef ROW_NORM
     normalise_rows(sums[0], moments);
 #endif

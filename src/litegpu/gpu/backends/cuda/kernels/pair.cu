@@ -23,7 +23,7 @@ NAME(const SOURCE* x, const Element* __restrict__ w EPILOGUE_BUFFERS) {
   if (threadIdx.x == 0) {
     for (unsigned s = 0; s < STAGES; s++) {
       barrier_init(FULL + 8 * s, 1);
-      barrier_init(FREE + 8 * s, 4 * TEAMS);
+      barrier_init(FREE + 8 * s, 128 * TEAMS);
     }
     barriers_ready();
   }
@@ -84,8 +84,8 @@ NAME(const SOURCE* x, const Element* __restrict__ w EPILOGUE_BUFFERS) {
         end_products();
       }
       if (!STAYING) {
-        __syncwarp();  // all lanes have read the bias
-        if (lane == 0) barrier_arrive(FREE + 8 * slot);
+        __syncwarp();
+        barrier_arrive(FREE + 8 * slot);  // each lane for itself, which has read of the bias
       }
     }
     if (!live) continue;
