@@ -21,7 +21,8 @@ class Interruptions:
     """CPython looks for signals after calls, at the beginnings of functions and on the way back of loops, and raises
     there what their handlers raise. This raises at the `at`-th such place in the package's code, or counts them.
 
-    Places in finalizers are left out: what is raised there is printed, by CPython, and lost."""
+    Places in finalizers, and in what weak references call, are left out: what is raised there is printed, by CPython,
+    and lost."""
 
     def __init__(self, at: int | None = None) -> None:
         self.at = at
@@ -79,7 +80,7 @@ def _places(code: CodeType) -> dict[int, frozenset[int]]:
 
 def _in_finalizer(frame: FrameType | None) -> bool:
     while frame is not None:
-        if frame.f_code.co_name == "__del__":
+        if frame.f_code.co_name in ("__del__", "_freed"):  # the second is what weak references call
             return True
         frame = frame.f_back
     return False

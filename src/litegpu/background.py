@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import concurrent.futures
 import contextlib
@@ -212,6 +213,8 @@ _living: WeakSet[Background] = WeakSet()
 
 #: Threads that finish what an interruption has left.
 _left: set[threading.Thread] = set()
+#: Seconds in which a function returns that has nothing left to do.
+_SOON = 0.002
 
 
 def leave(work: Callable[[], None]) -> None:
@@ -226,6 +229,17 @@ def leave(work: Callable[[], None]) -> None:
     thread = threading.Thread(target=finish, name="litegpu finishing", daemon=True)
     _left.add(thread)
     thread.start()
+
+
+def interrupt_soon() -> None:
+    """Raise KeyboardInterrupt in the main thread once the caller has returned: for what finalizers and weak references
+    call, where it would be printed and lost."""
+
+    def interrupt() -> None:
+        time.sleep(_SOON)
+        _thread.interrupt_main()
+
+    leave(interrupt)
 
 
 @atexit.register

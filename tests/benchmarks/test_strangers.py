@@ -112,6 +112,15 @@ PUBLISHED = {
 }  # fmt: skip
 
 
+#: In float16 more than FLOAT16 allows, by rounding and not by a kernel (Mesa 0.016, CUDA 0.020):
+#: sines of numbers of up to 50, which float16 knows to 1/32.
+WIDE_IN_FLOAT16 = {"codec": 0.04}
+
+
+def tolerance(name: str, half: bool) -> float:
+    return WIDE_IN_FLOAT16.get(name, FLOAT16) if half else FLOAT32
+
+
 @functools.cache
 def small(name: str) -> bytes:
     build = STRANGERS[name]
@@ -162,7 +171,7 @@ def test_they_run_wholly_on_the_gpu_and_as_on_the_cpu(name: str, half: bool) -> 
     assert report.fully_delegated, report.summary()
     given = inputs_of(cpu)
     for got, want in zip(run(gpu, given), run(cpu, given), strict=True):
-        assert_agrees(got, want, FLOAT16 if half else FLOAT32, name)
+        assert_agrees(got, want, tolerance(name, half), name)
 
 
 def batched(name: str, batch: int) -> bytes:
@@ -200,4 +209,4 @@ def test_they_run_on_cuda(name: str, batch: int, half: bool) -> None:
     assert gpu.delegation_report().fully_delegated
     given = inputs_of(cpu)
     for got, want in zip(run(gpu, given), run(cpu, given), strict=True):
-        assert_agrees(got, want, FLOAT16 if half else FLOAT32, name)
+        assert_agrees(got, want, tolerance(name, half), name)

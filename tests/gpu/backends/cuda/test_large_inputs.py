@@ -161,6 +161,50 @@ def test_arrays_that_come_again_are_read_where_they_are(model: litegpu.LoadedMod
     assert found.held == before, "memory is let go of before it is freed"
 
 
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_ctrl_c_as_an_array_is_freed(model: litegpu.LoadedModel, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """Its memory does not stay registered, and the interrupt arrives, which weak references swallow."""
+    from cuda.bindings import driver
+
+    x, found = numbers(0), registered(model)
+    before = found.held
+    for _ in range(5):
+        assert is_right(model, x)
+    assert found.held == before + x.nbytes
+    unregister, calls = driver.cuMemHostUnregister, []
+
+    def interrupted(address: int) -> Any:
+        calls.append(address)
+        result = unregister(address) if place == "after" or len(calls) > 1 else None
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return result
+
+    monkeypatch.setattr(driver, "cuMemHostUnregister", interrupted)
+    address = x.ctypes.data
+    with pytest.raises(KeyboardInterrupt):
+        del x
+        gc.collect()
+        time.sleep(10)
+    assert calls == [address, address] and found.held == before
+
+
+@pytest.mark.usefixtures("at_once")
+def test_what_was_freed_without_a_word_is_not_taken_for_another(model: litegpu.LoadedModel) -> None:
+    """As if Ctrl-C had come before the weak reference's function began."""
+    x, found = numbers(0), registered(model)
+    before = found.held
+    for _ in range(5):
+        assert is_right(model, x)
+    owner = found._seen[id(x)]
+    other = numbers(1)
+    found._seen[id(other)] = owner  # which has the place of the one before, and its number
+    owner.root = lambda: None
+    assert not found.has(other) and is_right(model, other)
+    assert not found.known(other) and found.held == before
+
+
 def test_arrays_are_registered_in_the_background(
     model: litegpu.LoadedModel, pieces: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

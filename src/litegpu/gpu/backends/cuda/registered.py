@@ -12,7 +12,7 @@ import numpy as np
 from cuda.bindings import driver
 
 from litegpu import fork
-from litegpu.background import leave
+from litegpu.background import interrupt_soon, leave
 from litegpu.gpu.backends.cuda.base import CudaDeviceBase
 from litegpu.gpu.backends.cuda.driver import SUCCESS
 
@@ -42,7 +42,7 @@ class Registered:
     def has(self, array: np.ndarray) -> bool:
         """Whether the device can read `array`, which owns its memory, where it is: quick, and learns nothing."""
         owner = self._seen.get(id(array))
-        return owner is not None and owner.held > 0 and self._forks == fork.count()
+        return owner is not None and owner.held > 0 and owner.root() is array and self._forks == fork.count()
 
     def known(self, array: np.ndarray) -> bool:
         """Whether the device can read `array` where it is."""
@@ -55,6 +55,10 @@ class Registered:
             self._forks = fork.count()
             for one in list(self._seen.values()):
                 self.forget(one)
+        for key, one in list(self._seen.items()):
+            if one.root() is None:  # Ctrl-C came just as it was freed
+                self.forget(one)
+                self._seen.pop(key, None)
         owner = self._seen.get(id(root))
         if owner is None:
             self._remember(root)
@@ -98,13 +102,14 @@ class Registered:
         self._lock = fork.Refusal()
 
     def forget(self, owner: _Owner) -> None:
-        """Before the memory is freed, in any thread."""
-        self._seen.pop(owner.key, None)
-        held, owner.held = owner.held, 0
-        if held and not self._device.lost and not fork.is_forbidden():
-            self._count(-held)
+        """Before the memory is freed, in any thread. May be called again if it was interrupted."""
+        if owner.held and not self._device.lost and not fork.is_forbidden():
             with self._device.context:
                 driver.cuMemHostUnregister(owner.address)
+            held, owner.held = owner.held, 0
+            self._count(-held)
+        owner.held = 0
+        self._seen.pop(owner.key, None)
 
 
 class _Owner:
@@ -114,8 +119,14 @@ class _Owner:
         self.key, self.address = id(root), root.ctypes.data
         self.times, self.held = 1, 0
         self._registered = registered
-        self._ref = weakref.ref(root, self._freed)
+        self.root = weakref.ref(root, self._freed)
 
     def _freed(self, _: object) -> None:
-        if not sys.is_finalizing():
+        """What is raised here is printed and lost, Ctrl-C too; and memory that stays registered would not be what is
+        there the next time."""
+        try:
+            if not sys.is_finalizing():
+                self._registered.forget(self)
+        except KeyboardInterrupt:
             self._registered.forget(self)
+            interrupt_soon()
