@@ -109,13 +109,13 @@ def test_tensors_of_one_name_stay_apart() -> None:
 
 
 def test_float32_is_float32() -> None:
-    """CPUs with AMX would take bfloat16: 1e-3 off."""
+    """CPUs with AMX would take bfloat16: 1e-3 off; for float16 those do that know bfloat16 alone."""
     content, x = product(512), np.random.default_rng(1).normal(size=(1, 512)).astype(np.float32)
     with litegpu.load(content, "cpu") as model:
         want = model(x)
     with litegpu.load(content, "openvino") as model:
         assert np.linalg.norm(model(x) - want) / np.linalg.norm(want) < 1e-6
-    for precision, limit in (("auto", 1e-2), ("float16", 2e-3)):
+    for precision, limit in (("auto", 1e-2), ("float16", 5e-3)):
         with litegpu.load(content, "openvino", precision) as model:
             assert np.linalg.norm(model(x) - want) / np.linalg.norm(want) < limit
     told = [OpenVinoOptions(precision=p).properties((), None) for p in ("float32", "float16", "auto")]

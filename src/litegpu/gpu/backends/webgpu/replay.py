@@ -25,12 +25,12 @@ from litegpu.gpu.backends.webgpu.native import CapturedErrors, ffi, lib, makes_o
 _PATIENCE = 10.0
 
 
-class Finished:
+class WorkDone:
     """Whether the device has come to the end of what was submitted before this was made. To poll it does not tell:
     there are versions of wgpu-native in which it always has nothing to do."""
 
     #: The library holds the address of the callback until it has called it.
-    _pending: ClassVar[list[Finished]] = []
+    _pending: ClassVar[list[WorkDone]] = []
 
     def __init__(self, device: Any) -> None:
         self._statuses: list[int] = []
@@ -81,7 +81,7 @@ class Answers:
     def wait(self, device: Any, count: int, spin: float = 0.0, expected: float = 0.0) -> None:
         """Return when `count` buffers are mapped; see wait_until(). Raises DeviceError if they never will be."""
         due = time.monotonic() + _PATIENCE
-        finished: Finished | None = None
+        finished: WorkDone | None = None
         told = False
 
         def done() -> bool:
@@ -94,7 +94,7 @@ class Answers:
             if told or not makes_objects(device):
                 raise DeviceError("the GPU was lost: it finished its work without giving the results")
             if finished is None:
-                finished = Finished(device)
+                finished = WorkDone(device)
             told = finished.told
             due = time.monotonic() + _PATIENCE
             return False
