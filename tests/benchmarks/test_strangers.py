@@ -183,8 +183,16 @@ def batched(name: str, batch: int) -> bytes:
         return small(name)
 
 
-@pytest.mark.parametrize("capability", [75, 86, 90])
-@pytest.mark.parametrize("name", STRANGERS)
+@pytest.mark.parametrize(
+    ("name", "capability"),
+    [
+        pytest.param(name, capability, marks=pytest.mark.slow)
+        if capability != 90 and name not in QUICK
+        else (name, capability)
+        for name in STRANGERS
+        for capability in (75, 86, 90)
+    ],
+)
 def test_their_kernels_are_chosen_for_cuda(name: str, capability: int) -> None:
     """The passes and estimates of CUDA need no device."""
     main = read_model(batched(name, 8)).main
