@@ -108,6 +108,11 @@ def test_the_fastest_in_the_program_is_taken() -> None:
     assert len(device.compiled) == 2 and device.compiled[0] == ["b", "only", "c"]  # many at a time, beforehand
 
 
+def test_where_there_is_no_choice_nothing_is_opened() -> None:
+    device = FakeDevice({}, broken=frozenset(["only"]))
+    assert chosen(device, [launch("only"), launch("only")]) == ["only", "only"]
+
+
 def test_the_first_stays_if_nothing_is_clearly_faster() -> None:
     device = FakeDevice({"a": 3, "b": 3 - 1e-4, "c": 4})
     assert chosen(device, [launch("a", launch("b"), launch("c"))]) == ["a"]

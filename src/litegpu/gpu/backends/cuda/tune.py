@@ -78,6 +78,8 @@ class CudaTuner:
         """See kernels.tuner.Tuner. Launches of the same kernels with the same candidates, as in blocks that are
         repeated, are chosen together."""
         questions, found = _questions(launches), list(launches)
+        if not questions:
+            return found
         if program_of is None:
             for question in questions:
                 times = self.times(question.candidates[0])
