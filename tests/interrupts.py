@@ -11,6 +11,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import litegpu
+from litegpu.background import in_finalizer
 
 _PACKAGE = str(Path(litegpu.__file__).parent)
 #: Not CALL_INTRINSIC_1, which Python 3.12 ends generators with.
@@ -41,7 +42,7 @@ class Interruptions:
             self._before.clear()
 
     def _called(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(_PACKAGE) or _in_finalizer(frame):
+        if not frame.f_code.co_filename.startswith(_PACKAGE) or in_finalizer(frame):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return self._traced
@@ -76,11 +77,3 @@ def _places(code: CodeType) -> dict[int, frozenset[int]]:
         for i in instructions
         if i.opname.startswith(_AFTER) and not i.opname.startswith("CALL_INTRINSIC")
     }
-
-
-def _in_finalizer(frame: FrameType | None) -> bool:
-    while frame is not None:
-        if frame.f_code.co_name in ("__del__", "_freed"):  # the second is what weak references call
-            return True
-        frame = frame.f_back
-    return False

@@ -8,10 +8,12 @@ import concurrent.futures
 import contextlib
 import logging
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator
 from queue import SimpleQueue
+from types import FrameType
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
@@ -213,8 +215,9 @@ _living: WeakSet[Background] = WeakSet()
 
 #: Threads that finish what an interruption has left.
 _left: set[threading.Thread] = set()
-#: Seconds in which a function returns that has nothing left to do.
-_SOON = 0.002
+#: Functions that Python calls as something is freed: ours, and those of its own modules; seconds in which one returns.
+_FINALIZERS = ("__del__", "_freed")
+_WEAK, _OF_WEAK, _SOON = ("weakref", "_weakrefset"), ("remove", "_remove", "_cb", "__call__"), 0.001
 
 
 def leave(work: Callable[[], None]) -> None:
@@ -231,12 +234,22 @@ def leave(work: Callable[[], None]) -> None:
     thread.start()
 
 
+def in_finalizer(frame: FrameType | None) -> bool:
+    """Whether it runs in a finalizer, or in what a weak reference calls: what is raised there is printed, and lost."""
+    while frame is not None:
+        name = frame.f_code.co_name
+        if name in _FINALIZERS or (name in _OF_WEAK and frame.f_globals.get("__name__") in _WEAK):
+            return True
+        frame = frame.f_back
+    return False
+
+
 def interrupt_soon() -> None:
-    """Raise KeyboardInterrupt in the main thread once the caller has returned: for what finalizers and weak references
-    call, where it would be printed and lost."""
+    """Raise KeyboardInterrupt in the main thread once that is in no finalizer any more: for one that has caught it."""
 
     def interrupt() -> None:
-        time.sleep(_SOON)
+        while in_finalizer(sys._current_frames().get(threading.main_thread().ident or 0)):
+            time.sleep(_SOON)
         _thread.interrupt_main()
 
     leave(interrupt)

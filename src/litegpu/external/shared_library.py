@@ -8,11 +8,11 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
 
+from litegpu.background import in_finalizer
 from litegpu.errors import DelegateError
 from litegpu.native import compiling, places
 
@@ -123,13 +123,8 @@ class Library:
 
 
 def _finalizing() -> bool | None:
-    """True within a finalizer: what is raised there is printed, and lost."""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        if frame.f_code.co_name == "__del__" or frame.f_globals.get("__name__") == "weakref":
-            return True
-        frame = frame.f_back
-    return None
+    """True within a finalizer."""
+    return in_finalizer(sys._getframe()) or None
 
 
 def numbers(values: Sequence[int]) -> Any:

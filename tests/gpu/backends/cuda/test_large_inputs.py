@@ -199,8 +199,9 @@ def test_what_was_freed_without_a_word_is_not_taken_for_another(model: litegpu.L
         assert is_right(model, x)
     owner = found._seen[id(x)]
     other = numbers(1)
+    del found._seen[owner.key]
+    owner.key, owner.root = id(other), lambda: None
     found._seen[id(other)] = owner  # which has the place of the one before, and its number
-    owner.root = lambda: None
     assert not found.has(other) and is_right(model, other)
     assert not found.known(other) and found.held == before
 

@@ -55,12 +55,8 @@ class Registered:
             self._forks = fork.count()
             for one in list(self._seen.values()):
                 self.forget(one)
-        for key, one in list(self._seen.items()):
-            if one.root() is None:  # Ctrl-C came just as it was freed
-                self.forget(one)
-                self._seen.pop(key, None)
         owner = self._seen.get(id(root))
-        if owner is None:
+        if owner is None or owner.root() is not root:
             self._remember(root)
             return False
         owner.times += 1
@@ -87,6 +83,9 @@ class Registered:
             owner.held = root.nbytes
 
     def _remember(self, root: np.ndarray) -> None:
+        for one in list(self._seen.values()):
+            if one.root() is None:  # Ctrl-C came just as it was freed
+                self.forget(one)
         if len(self._seen) >= _REMEMBERED:
             for one in list(self._seen.values())[: _REMEMBERED // 2]:
                 if not one.held:
