@@ -10,7 +10,8 @@ from litegpu.gpu.program import Program
 
 
 class Tuner(Protocol):
-    """See docs/architecture.md."""
+    """Chooses for a whole program, as what a kernel takes depends on those beside it. (docs/decisions.md: estimates
+    choose, measurements may.)"""
 
     most: int  # launches worth giving where several do the same work
 

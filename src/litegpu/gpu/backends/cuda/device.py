@@ -68,8 +68,8 @@ class CudaDevice(CudaDeviceBase):
         return int(free) if error == driver.CUresult.CUDA_SUCCESS else None
 
     def tuner(self, level: str) -> CudaTuner | None:
-        """Measures up to 8 ("fast") or 64 ("full") candidates for each kernel that has any, those that are fast by
-        themselves in the program; not at all for "off"."""
+        """Measures up to 8 ("fast") or 64 ("full") candidates for each kernel that has any, in the program; of 64
+        those that are the fastest by themselves. Not at all for "off"."""
         if level == "off":
             return None
         from litegpu.gpu.backends.cuda.tune import CudaTuner

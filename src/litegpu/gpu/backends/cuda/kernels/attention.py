@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from litegpu.gpu.backends.cuda.kernels import warpgroup_attention
 from litegpu.gpu.backends.cuda.kernels.layer import LOAD
 from litegpu.gpu.backends.cuda.kernels.matmul import copied
-from litegpu.gpu.backends.cuda.kernels.offer import offered
+from litegpu.gpu.backends.cuda.kernels.offer import Option, offered
 from litegpu.gpu.backends.cuda.kernels.source import float_text, native_launch
 from litegpu.gpu.backends.cuda.kernels.tile import USUAL_UNITS, most_shared_bytes
 from litegpu.gpu.graph import Attention, DType
@@ -63,7 +62,7 @@ def build(ctx: KernelContext) -> list[Launch] | None:
         mask = found
     units, sizes = ctx.features.compute_units or USUAL_UNITS, warpgroup_attention.sizes_of(ctx)
     tiles = [] if sizes is None else warpgroup_attention.ranked(sizes, ctx.features.capability, units)
-    options: list[tuple[float, Callable[..., Launch], object]]
+    options: list[Option]
     options = [(_cost(ctx, division, units), _launch, division) for division in divisions(ctx, units)]
     if sizes is not None:
         cost, make = warpgroup_attention.cost, warpgroup_attention.launch

@@ -82,7 +82,8 @@ def fastest(ctx: KernelContext, layer: Layer, where: Where | None = None) -> Lau
     others if some are to be measured. `where`: as for native_launch, if the layer's output is a part of the node's."""
     units, kernels = ctx.features.compute_units, _kernels(layer, ctx.features)
     first = _cheapest(layer, kernels, units)
-    if layer.half and ctx.features.capability == WARPGROUP_CAPABILITY and will_overlap(ctx.graph) and not layer.gate:
+    together = ctx.features.capability == WARPGROUP_CAPABILITY and will_overlap(ctx.graph)
+    if layer.half and together and layer.gate is None:  # gates were not measured
         kernels, first = _overlapping(layer, kernels, first, ctx.features)
     options = [(of(layer, one, units), make, one) for of, make, found in kernels for one in found[: ctx.most]]
     return cheapest(ctx, layer, options, where, first=first)
