@@ -37,6 +37,7 @@ KERNELS = {
     "grouped": ("grouped", "infinite or (test_cases and 1x6x3)"),
     "halo": ("halo", "some_tiles and (2x2 or w3) and (same or strided or wide)"),
     "inverted": ("inverted", "nan or test_blocks or (test_activations and 16)"),
+    "long_depthwise": ("long_depthwise", "test_blocks or test_whole or (test_strides and 8-float16)"),
     "lstm": ("lstm", "(divisions and (4-2 or 8-8)) or sequences"),
     "matmul": ("matmul", "leading or (layouts and True-False)"),
     "mean": ("mean", "test_tiles"),

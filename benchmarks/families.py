@@ -172,7 +172,7 @@ def written(
         model = read_model(find_models([name])[0].read_bytes())
     files: dict[int, Path | str] = {}
     for batch in batches:
-        path = folder / f"{Path(name).stem}-{kind}-{batch}.tflite"
+        path = folder / f"{title(name)}-{kind}-{batch}.tflite"
         try:
             path.write_bytes(of_batch(name, model, batch))
             files[batch] = path
@@ -181,6 +181,11 @@ def written(
         except Exception as error:
             files[batch] = f"{type(error).__name__}: {error}"
     return files
+
+
+def title(name: str) -> str:
+    """Of a network, or of a file, whose name may have dots in it."""
+    return Path(name).name.removesuffix(".tflite")
 
 
 def of_batch(name: str, model: Model, batch: int) -> bytes:
@@ -318,7 +323,7 @@ class Table:
 
     def row(self, model: str, batch: int, kind: str, *, fresh: bool = True) -> Row:
         """The row of a case; `fresh`: without what litegpu took before."""
-        key = {"model": Path(model).stem if model.endswith(".tflite") else model, "batch": batch, "kind": kind}
+        key = {"model": title(model), "batch": batch, "kind": kind}
         row = next((row for row in self.rows if key.items() <= row.items()), None)
         if row is None:
             self.rows.append(row := key)

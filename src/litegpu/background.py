@@ -6,8 +6,10 @@ import _thread
 import atexit
 import concurrent.futures
 import contextlib
+import gc
 import logging
 import math
+import signal
 import sys
 import threading
 import time
@@ -235,10 +237,14 @@ def leave(work: Callable[[], None]) -> None:
 
 
 def in_finalizer(frame: FrameType | None) -> bool:
-    """Whether it runs in a finalizer, or in what a weak reference calls: what is raised there is printed, and lost."""
+    """Whether it runs in a finalizer, in what a weak reference calls, or in what is called as garbage is collected (JAX
+    has such a function): what is raised there is printed, and lost."""
+    of_collector = [getattr(callback, "__code__", None) for callback in gc.callbacks]
     while frame is not None:
         name = frame.f_code.co_name
         if name in _FINALIZERS or (name in _OF_WEAK and frame.f_globals.get("__name__") in _WEAK):
+            return True
+        if frame.f_code in of_collector:
             return True
         frame = frame.f_back
     return False
@@ -248,9 +254,13 @@ def interrupt_soon() -> None:
     """Raise KeyboardInterrupt in the main thread once that is in no finalizer any more: for one that has caught it."""
 
     def interrupt() -> None:
-        while in_finalizer(sys._current_frames().get(threading.main_thread().ident or 0)):
+        main = threading.main_thread().ident or 0
+        while in_finalizer(sys._current_frames().get(main)):
             time.sleep(_SOON)
-        _thread.interrupt_main()
+        if hasattr(signal, "pthread_kill") and callable(signal.getsignal(signal.SIGINT)):
+            signal.pthread_kill(main, signal.SIGINT)  # which ends a sleep as well
+        else:
+            _thread.interrupt_main()
 
     leave(interrupt)
 

@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from depthwise_network import check, network, run
 from first_output import first_output
 
 from litegpu.gpu.backends.cuda.kernels import depthwise
@@ -15,53 +16,6 @@ from litegpu.gpu.build import build_program
 from litegpu.gpu.evaluate import evaluate_graph
 from litegpu.gpu.graph import RESULT, Arg, Conv2D, DepthwiseConv2D, DType, GraphBuilder, IntegerDepthwiseConv2D, apply
 from litegpu.gpu.view import padded
-
-SAME = DepthwiseConv2D(padding=(1, 1))
-
-
-def network(shape, taps, op=SAME, *, direct=False, residual=False, weights=None):
-    """x -> 1x1 convolution (unless `direct`), relu -> depthwise + bias (+ its own input), relu6 -> twice that, so that
-    the depthwise convolution's input and output are intermediates."""
-    rng = np.random.default_rng(0)
-    builder = GraphBuilder()
-    b, h, w, c = shape
-    x = builder.value(shape, DType.FLOAT32)
-    middle = x
-    if not direct:
-        eye = builder.constant(np.eye(c, dtype=np.float32).reshape(c, 1, 1, c))
-        middle = builder.node(Conv2D(), [x, eye], builder.value(shape, DType.FLOAT32), apply("max", RESULT, 0.0))
-    size = [
-        (n + 2 * p - ((k - 1) * d + 1)) // s + 1
-        for n, p, k, d, s in zip((h, w), op.padding, taps, op.dilation, op.stride, strict=True)
-    ]
-    if weights is None:
-        weights = rng.standard_normal((1, *taps, c * op.multiplier))
-    outputs = weights.shape[3]
-    expression, operands = apply("add", RESULT, Arg(1)), [builder.constant(rng.standard_normal((1, 1, 1, outputs)))]
-    if residual:
-        expression, operands = apply("add", expression, Arg(2)), [*operands, middle]
-    expression = apply("min", apply("max", expression, -6.0), 6.0)
-    out = builder.value((b, *size, outputs), DType.FLOAT32)
-    builder.node(op, [middle, builder.constant(weights)], out, expression, operands)
-    if direct:
-        return builder.graph([x], [out]), rng.standard_normal(shape).astype(np.float32)
-    eye = builder.constant(2 * np.eye(outputs, dtype=np.float32).reshape(outputs, 1, 1, outputs))
-    last = builder.node(Conv2D(padding=(1, 1)), [out, eye], builder.value((b, size[0] + 2, size[1] + 2, outputs),
-                                                                           DType.FLOAT32))  # fmt: skip
-    return builder.graph([x], [last]), rng.standard_normal(shape).astype(np.float32)
-
-
-def run(device, graph, x, half: bool, features=None, native: bool = True) -> np.ndarray:
-    program = build_program(graph, features or device.features, "cuda", half=half)
-    assert ("blocked_depthwise" in {k.name for k in program.kernels}) == native
-    return first_output(device, program, [x], graph.values[graph.outputs[0]].shape)
-
-
-def check(device, graph, x, half: bool, native: bool = True) -> None:
-    got = run(device, graph, x, half, native=native)
-    (want,) = evaluate_graph(graph, [x])
-    assert np.isfinite(want).all() and np.isfinite(got).all()
-    assert np.linalg.norm(got - want) <= (2e-3 if half else 1e-6) * np.linalg.norm(want)
 
 
 def blocks_of(graph, half: bool) -> list[DepthwiseBlock]:
@@ -161,7 +115,7 @@ def test_inputs_and_outputs_of_the_network(device) -> None:
         check(device, graph, x, half)
         for channels in (3, 17):
             graph, x = network((2, 9, 8, channels), (3, 3), direct=True)
-            check(device, graph, x, half, native=False)
+            check(device, graph, x, half, kernel=None)
 
 
 @pytest.mark.cuda
@@ -169,15 +123,14 @@ def test_inputs_and_outputs_of_the_network(device) -> None:
 def test_agrees_with_the_kernel_of_the_language(device, half: bool) -> None:
     graph, x = network((1, 17, 15, 48), (5, 5), DepthwiseConv2D((1, 1), (1, 1), (2, 2)), residual=True)
     plain = dataclasses.replace(device.features, capability=0)
-    ours, other = run(device, graph, x, half), run(device, graph, x, half, plain, native=False)
+    ours, other = run(device, graph, x, half), run(device, graph, x, half, plain, kernel=None)
     assert np.linalg.norm(ours - other) <= (1e-3 if half else 1e-6) * np.linalg.norm(other)
 
 
 @pytest.mark.cuda
 def test_left_to_the_kernel_of_the_language(device) -> None:
-    for op, taps in ((DepthwiseConv2D(multiplier=2), (3, 3)), (DepthwiseConv2D(padding=(7, 7)), (15, 35))):
-        graph, x = network((1, 35, 36, 8), taps, op)
-        check(device, graph, x, True, native=False)
+    graph, x = network((1, 35, 36, 8), (3, 3), DepthwiseConv2D(multiplier=2))
+    check(device, graph, x, True, kernel=None)
 
 
 @pytest.mark.cuda

@@ -40,6 +40,7 @@ def test_every_kernel_is_looked_at() -> None:
         "grouped.cu",
         "halo.cu",
         "inverted.cu",
+        "long_depthwise.cu",
         "lstm.cu",
         "matmul.cu",
         "matvec.cu",

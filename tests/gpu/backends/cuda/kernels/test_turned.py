@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
+import depthwise_network
 import pytest
 from first_output import first_output
 from gpu.backends.cuda.kernels import test_attention as attention
-from gpu.backends.cuda.kernels import test_depthwise as depthwise
 from gpu.backends.cuda.kernels import test_lstm as lstm
 from gpu.backends.cuda.kernels import test_matmul as matmul
 from gpu.backends.cuda.kernels.test_convolution import network
@@ -21,7 +21,7 @@ NETWORKS = {
     "window": lambda: network((1, 64, 64, 16), (16, 3, 3, 16), Conv2D(padding=(1, 1))),
     "walking": lambda: network((5, 40, 41, 16), (32, 3, 3, 16), Conv2D(padding=(1, 1))),
     "divided": lambda: network((1, 4, 4, 512), (512, 3, 3, 512), Conv2D(padding=(1, 1))),
-    "depthwise": lambda: depthwise.network((2, 17, 15, 24), (3, 3)),
+    "depthwise": lambda: depthwise_network.network((2, 17, 15, 24), (3, 3)),
     "matmul": lambda: matmul.network((1, 2, 64, 72), (1, 2, 40, 72), MatMul(False, True), inner="ab"),
     "attention": lambda: attention.network(**attention.CASES["vision"]),
     "lstm": lambda: lstm.network(128, 4, 2, True),

@@ -7,12 +7,19 @@ import math
 
 import numpy as np
 
-from litegpu.gpu.backends.cuda.kernels import byte_depthwise, overlapped, runs
-from litegpu.gpu.backends.cuda.kernels.depthwise_block import DepthwiseBlock, chunks_of
+from litegpu.gpu.backends.cuda.kernels import byte_depthwise, long_depthwise, overlapped, runs
+from litegpu.gpu.backends.cuda.kernels.depthwise_block import (
+    DepthwiseBlock,
+    chunks_of,
+    estimate,
+    kind_of,
+    lanes_of,
+    packed,
+)
 from litegpu.gpu.backends.cuda.kernels.layer import LOAD, Layer, residuals_of
-from litegpu.gpu.backends.cuda.kernels.offer import cheapest
+from litegpu.gpu.backends.cuda.kernels.offer import Option, cheapest
 from litegpu.gpu.backends.cuda.kernels.source import native_launch
-from litegpu.gpu.backends.cuda.kernels.tile import USUAL_UNITS, WARPGROUP_CAPABILITY
+from litegpu.gpu.backends.cuda.kernels.tile import WARPGROUP_CAPABILITY
 from litegpu.gpu.graph import Conv2D, DepthwiseConv2D, DType, IntegerDepthwiseConv2D
 from litegpu.gpu.kernels.access import Operands
 from litegpu.gpu.kernels.context import KernelContext, Launch
@@ -21,6 +28,9 @@ from litegpu.gpu.kernels.context import KernelContext, Launch
 PIXELS = ((1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (4, 1), (2, 4), (4, 2), (1, 8), (4, 4))
 #: A thread's sums, multiplications of a lane, and inputs: everything is unrolled.
 MOST_SUMS, MOST_PRODUCTS, MOST_INPUTS = 64, 400, 200
+#: Registers that a row of the window and one of the inputs may take: with those of a window of 1x31 a thread had none
+#: left, and took thirty times as long.
+MOST_WORDS = 160
 MOST_THREADS = 256
 FILES = ("chunk.cu", "depthwise_sums.cu", "depthwise.cu")
 #: How an element of bytes is declared, and taps whose sums of products of differences of bytes float32 holds.
@@ -29,15 +39,15 @@ MOST_EXACT = (1 << 24) // (255 * 255)
 
 
 def build(ctx: KernelContext) -> list[Launch] | None:
-    """One launch; None for several outputs of an input channel, weights that are not constant, inputs that cannot be
-    read four channels at once, and windows too large to unroll."""
+    """One launch; None for several outputs of an input channel, weights that are not constant, and inputs that
+    cannot be read four channels at once."""
     op, node = ctx.node.op, ctx.node
     assert isinstance(op, (DepthwiseConv2D, IntegerDepthwiseConv2D))
     weights = ctx.value(node.inputs[1]).data
     if op.multiplier > 1 or weights is None or ctx.value(node.inputs[0]).is_constant:
         return None
     source, whole = ctx.views[node.inputs[0]], isinstance(op, IntegerDepthwiseConv2D)
-    if source.dtype not in (BYTES if whole else LOAD) or (whole and weights.size > MOST_EXACT * weights.shape[3]):
+    if source.dtype not in (BYTES if whole else LOAD):
         return None
     plain = Conv2D(
         op.stride, op.dilation, op.padding, zero_point=op.zero_point if isinstance(op, IntegerDepthwiseConv2D) else None
@@ -47,12 +57,17 @@ def build(ctx: KernelContext) -> list[Launch] | None:
         run=runs.run_of(ctx, by_quads=True) if whole else 0,
     )  # fmt: skip
     units = ctx.features.compute_units
-    options = [(cost(layer, block, units), launch, block) for block in ranked(layer, units)]
+    options: list[Option] = [(cost(layer, block, units), launch, block) for block in ranked(layer, units)]
+    if not options or long_depthwise.is_long(layer):
+        long = long_depthwise.ranked(layer, units)
+        options += [(long_depthwise.cost(layer, block, units), long_depthwise.launch, block) for block in long]
     by_words = byte_depthwise.ranked(layer, ctx.features.capability, units)
     if ctx.most == 1 and weights.shape[2] > byte_depthwise.MEASURED_TAPS:
         by_words = []
     waits = ctx.features.capability == WARPGROUP_CAPABILITY and overlapped.will_overlap(ctx.graph)
-    words = [(byte_depthwise.cost(layer, block, units), byte_depthwise.launch, block) for block in by_words]
+    words: list[Option] = [
+        (byte_depthwise.cost(layer, block, units), byte_depthwise.launch, block) for block in by_words
+    ]
     # MobileNet v2 at batch 1: 0.6 us less, ten times
     first = min(words, key=lambda option: option[0]) if words and waits else None
     return [cheapest(ctx, layer, [*options, *words], first=first)] if options or words else None
@@ -62,7 +77,7 @@ def candidates(layer: Layer) -> list[DepthwiseBlock]:
     """All blocks that are worth a try; none if the kernel cannot do the layer."""
     found: dict[tuple[int, ...], DepthwiseBlock] = {}
     _, out_h, out_w, _ = layer.shape
-    for lanes, (y, x) in itertools.product(_lanes(layer), PIXELS):
+    for lanes, (y, x) in itertools.product(lanes_of(layer), PIXELS):
         if not is_small(layer, lanes, y, x):
             continue
         for most in (8, 16, 32):
@@ -81,14 +96,12 @@ def is_small(layer: Layer, lanes: int, y: int, x: int) -> bool:
     """Whether a thread can compute so many channels of y x x pixels."""
     _, kh, kw, _ = layer.weights.shape
     rows, columns = _inputs(layer, y, x)
+    words = max(1, lanes * layer.size // 4)
+    if kw * lanes + columns * words > MOST_WORDS or (layer.whole_numbers and kh * kw > MOST_EXACT):
+        return False
     if layer.vector == 0 or lanes * y * x > MOST_SUMS or kh * kw * y * x > MOST_PRODUCTS:
         return False
     return rows * columns <= MOST_INPUTS and y < 2 * layer.shape[1] and x < 2 * layer.shape[2]
-
-
-def _lanes(layer: Layer) -> tuple[int, ...]:
-    """Of a thread: channels that can be read at once."""
-    return {16: (8, 16), 8: (4, 8)}.get(layer.vector, (4,))
 
 
 def ranked(layer: Layer, units: int) -> list[DepthwiseBlock]:
@@ -97,14 +110,6 @@ def ranked(layer: Layer, units: int) -> list[DepthwiseBlock]:
     for block in sorted(candidates(layer), key=lambda b: (cost(layer, b, units), b.threads)):
         best.setdefault((block.lanes, block.y, block.x), block)
     return list(best.values())
-
-
-def packed(layer: Layer) -> np.ndarray:
-    """The weights as [taps, channels], channels padded as the input's are."""
-    _, kh, kw, channels = layer.weights.shape
-    result = np.zeros((kh * kw, layer.source.quads * 4), np.float32)
-    result[:, :channels] = layer.weights.reshape(kh * kw, channels)
-    return result
 
 
 def launch(ctx: KernelContext, layer: Layer, block: DepthwiseBlock) -> Launch:
@@ -122,7 +127,7 @@ def constants_of(layer: Layer, block: DepthwiseBlock) -> dict[str, int | str]:
     step_y, step_x = _steps(layer, block.y, block.x)
     return {
         **layer.constants(), "HALF": int(layer.half), "SOURCE": (BYTES | LOAD)[layer.source.dtype][0],
-        "BYTES": _kind(layer), "ZERO_POINT": layer.op.zero_point or 0,
+        "BYTES": kind_of(layer), "ZERO_POINT": layer.op.zero_point or 0,
         "FINITE": int(np.isfinite(layer.weights).all()), "KERNEL_H": layer.weights.shape[1],
         "LANES": block.lanes, "TY": block.y, "TX": block.x,
         "WC": block.chunks, "WX": block.columns, "WY": block.rows,
@@ -131,45 +136,21 @@ def constants_of(layer: Layer, block: DepthwiseBlock) -> dict[str, int | str]:
     }  # fmt: skip
 
 
-#: Of a multiprocessor, in a microsecond.
-CYCLES = 1700
-#: Bytes of the device's memory in a microsecond, and of a multiprocessor's first and second cache in a cycle.
-MEMORY, FIRST, SECOND = 4e6, 100, 40
-#: Until the first loads have arrived, in microseconds.
-LATENCY = 0.6
-
-
 def cost(layer: Layer, block: DepthwiseBlock, units: int) -> float:
-    """Estimated microseconds on a device of `units` multiprocessors. The longest of these hides most of the others:
-    what threads take by themselves, issuing the instructions of all that share a multiprocessor, and moving bytes
-    through each level of memory. (From counts of instructions and registers; not fitted to measurements.)"""
-    units = units or USUAL_UNITS
-    _, kh, kw, channels = layer.weights.shape
-    batch, out_h, out_w, _ = layer.shape
+    """Estimated microseconds on a device of `units` multiprocessors. (From counts of instructions and registers; not
+    fitted to measurements.)"""
+    _, kh, kw, _ = layer.weights.shape
     lanes, pixels, size = block.lanes, block.y * block.x, layer.size
     rows, columns = _inputs(layer, block.y, block.x)
     convert = 2 * lanes if layer.whole_numbers else lanes if layer.half else 0
-    instructions = rows * columns * (4 + convert) + kh * kw * lanes * (0.25 + pixels) + pixels * lanes * 5 + 60
     words = max(1, lanes * size // 4)
-    registers = min(
-        255, 40 + lanes * pixels + min(128, columns * 2 * words + kw * block.y * lanes + kh * kw * lanes // 2)
-    )
-    groups, warps = math.prod(block.groups(layer)), -(-block.threads // 32)
-    share = -(-groups // units)
-    resident = max(1, min(32, 64 // warps, 65536 // (registers * 32 * warps)))
-    waves = max(1.0, share / resident)
-    alone = (waves - 1) * LATENCY + waves * 1.3 * instructions / CYCLES
-    issued = share * warps * instructions / 4 * 1.15 / CYCLES
-    first = share * block.threads * (rows * columns * size + kh * kw * 4) * lanes / FIRST / CYCLES
     halo = math.prod(_inputs(layer, block.y * block.rows, block.x * block.columns)) + kh * kw
-    second = share * halo * block.chunks * lanes * size / SECOND / CYCLES
-    memory = batch * (math.prod(layer.source.shape[1:3]) + out_h * out_w) * channels * size / MEMORY
-    return float(LATENCY + sum(part**4 for part in (alone, issued, first, second, memory)) ** 0.25)
-
-
-def _kind(layer: Layer) -> int:
-    """Of bytes, for depthwise.cu."""
-    return {DType.INT8: 1, DType.UINT8: 2}.get(layer.source.dtype, 0) if layer.whole_numbers else 0
+    return estimate(
+        layer, units, threads=block.threads, groups=math.prod(block.groups(layer)),
+        instructions=rows * columns * (4 + convert) + kh * kw * lanes * (0.25 + pixels) + pixels * lanes * 5 + 60,
+        registers=40 + lanes * pixels + min(128, columns * 2 * words + kw * block.y * lanes + kh * kw * lanes // 2),
+        first=(rows * columns * size + kh * kw * 4) * lanes, second=halo * block.chunks * lanes * size,
+    )  # fmt: skip
 
 
 def _steps(layer: Layer, y: int, x: int) -> tuple[int, int]:

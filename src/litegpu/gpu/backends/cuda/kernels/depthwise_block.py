@@ -1,10 +1,22 @@
-"""How depthwise kernels divide their work."""
+"""How depthwise kernels divide their work, and what that takes."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from litegpu.gpu.backends.cuda.kernels.layer import Layer
+from litegpu.gpu.backends.cuda.kernels.tile import USUAL_UNITS
+from litegpu.gpu.graph import DType
+
+#: Of a multiprocessor, in a microsecond.
+CYCLES = 1700
+#: Bytes of the device's memory in a microsecond, and of a multiprocessor's first and second cache in a cycle.
+MEMORY, FIRST, SECOND = 4e6, 100, 40
+#: Until the first loads have arrived, in microseconds.
+LATENCY = 0.6
 
 
 @dataclass(frozen=True)
@@ -39,3 +51,42 @@ class DepthwiseBlock:
 def chunks_of(layer: Layer, lanes: int) -> int:
     """Of the channels."""
     return -(-layer.source.quads * 4 // lanes)
+
+
+def lanes_of(layer: Layer) -> tuple[int, ...]:
+    """Of a thread: channels that can be read at once."""
+    return {16: (8, 16), 8: (4, 8)}.get(layer.vector, (4,))
+
+
+def kind_of(layer: Layer) -> int:
+    """Of bytes, as kernels call it: 1 signed, 2 unsigned, 0 none."""
+    return {DType.INT8: 1, DType.UINT8: 2}.get(layer.source.dtype, 0) if layer.whole_numbers else 0
+
+
+def packed(layer: Layer) -> np.ndarray:
+    """The weights as [taps, channels], channels padded as the input's are."""
+    _, kh, kw, channels = layer.weights.shape
+    result = np.zeros((kh * kw, layer.source.quads * 4), np.float32)
+    result[:, :channels] = layer.weights.reshape(kh * kw, channels)
+    return result
+
+
+def estimate(
+    layer: Layer, units: int, *, threads: int, groups: int, instructions: float, registers: int, first: float,
+    second: float,
+) -> float:  # fmt: skip
+    """Microseconds on a device of `units` multiprocessors, of `groups` workgroups of `threads` with so many
+    instructions and registers each; `first` bytes that a thread, `second` those that a workgroup reads, through the
+    first and the second cache. The longest of these hides most of the others: what threads take by themselves, issuing
+    the instructions of all that share a multiprocessor, and moving bytes through each level of memory."""
+    units = units or USUAL_UNITS
+    batch, out_h, out_w, channels = layer.shape
+    warps, share = -(-threads // 32), -(-groups // units)
+    resident = max(1, min(32, 64 // warps, 65536 // (min(255, registers) * 32 * warps)))
+    waves = max(1.0, share / resident)
+    alone = (waves - 1) * LATENCY + waves * 1.3 * instructions / CYCLES
+    issued = share * warps * instructions / 4 * 1.15 / CYCLES
+    near = share * threads * first / FIRST / CYCLES
+    far = share * second / SECOND / CYCLES
+    memory = batch * (math.prod(layer.source.shape[1:3]) + out_h * out_w) * channels * layer.size / MEMORY
+    return float(LATENCY + sum(part**4 for part in (alone, issued, near, far, memory)) ** 0.25)

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from litegpu.gpu.backends.cuda.kernels.biased import activation
-from litegpu.gpu.backends.cuda.kernels.depthwise import PIXELS, constants_of, cost, is_small, packed
+from litegpu.gpu.backends.cuda.kernels.depthwise import PIXELS, constants_of, cost, is_small
 from litegpu.gpu.backends.cuda.kernels.depthwise import build as build_convolution
-from litegpu.gpu.backends.cuda.kernels.depthwise_block import DepthwiseBlock
+from litegpu.gpu.backends.cuda.kernels.depthwise_block import DepthwiseBlock, packed
 from litegpu.gpu.backends.cuda.kernels.layer import Layer
 from litegpu.gpu.backends.cuda.kernels.runs import RunEpilogue, nothing_stored
 from litegpu.gpu.backends.cuda.kernels.source import Traced, float_text, native_launch

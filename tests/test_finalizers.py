@@ -1,0 +1,72 @@
+"""An interrupt that a finalizer has caught arrives where nothing swallows it."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from litegpu.background import in_finalizer, interrupt_soon
+
+SECONDS = 0.05
+
+
+class _Thing:
+    pass
+
+
+@pytest.fixture
+def collector() -> Iterator[list[Any]]:
+    """Functions that are called as garbage is collected, and no others: as JAX has one."""
+    before = gc.callbacks[:]
+    gc.callbacks[:] = []
+    yield gc.callbacks
+    gc.callbacks[:] = before
+
+
+def busy() -> None:
+    """Python's own instructions for a while: each is a place where the interrupt could be raised."""
+    end = time.perf_counter() + SECONDS
+    while time.perf_counter() < end:
+        pass
+
+
+def test_not_while_garbage_is_collected(collector: list[Any]) -> None:
+    told: list[bool] = []
+
+    def called(phase: str, _: dict[str, int]) -> None:
+        told.append(in_finalizer(sys._getframe()))
+        if phase == "start":
+            interrupt_soon()
+            busy()
+
+    collector.append(called)
+    start = time.perf_counter()
+    with pytest.raises(KeyboardInterrupt):
+        gc.collect()
+        collector.clear()
+        time.sleep(10)
+    assert told and all(told) and not in_finalizer(sys._getframe())
+    assert time.perf_counter() - start < 5, "it ends a sleep"
+
+
+def test_not_within_a_weak_reference(collector: list[Any]) -> None:
+    ended: list[bool] = []
+
+    def called(_: object) -> None:
+        interrupt_soon()
+        busy()
+        ended.append(True)
+
+    holder: weakref.WeakValueDictionary[str, _Thing] = weakref.WeakValueDictionary()
+    holder["thing"] = thing = _Thing()
+    final = weakref.finalize(thing, called, None)
+    with pytest.raises(KeyboardInterrupt):
+        del thing
+        time.sleep(10)
+    assert ended == [True] and not final.alive
