@@ -10,6 +10,7 @@ import ctypes
 import functools
 import hashlib
 import os
+import re
 import subprocess
 import tempfile
 import threading
@@ -28,6 +29,10 @@ VARIABLE = "LITEGPU_CUDA_EMULATOR"
 HERE = Path(__file__).parent
 #: Of kernels, and of what all of them include. Vectors that are not aligned end the process, as they do on a GPU.
 _OPTIONS = ["-O1", "-march=native", "-w", "-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"]
+
+#: What the header defines must stay so.
+_OF_HEADER = "|".join(re.findall(r"^ *#define (\w+)", (HERE / "device.h").read_text(), re.MULTILINE))
+_UNDEFINED = re.compile(rf"^#undef ({_OF_HEADER})$", re.MULTILINE)
 
 _LAUNCH = """
 #ifdef SPLIT
@@ -88,6 +93,7 @@ def _compile(kernel: KernelCode) -> bytes:
         .replace(text_of("diagonal_bytes.cu"), "")
         .replace(text_of("panels.cu"), "")
     )  # in the header
+    source = _UNDEFINED.sub("", source)  # by kernels of several parts, after each of these
     if 'asm("cvt' in source or 'asm("fma' in source:
         raise DeviceError(f"kernel {kernel.name!r} has PTX, which the emulator cannot run")
     switching = "true" if "__syncthreads()" in source or "__shfl" in source else "false"

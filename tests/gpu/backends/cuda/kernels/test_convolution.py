@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
@@ -9,10 +10,13 @@ import pytest
 from first_output import first_output
 
 from litegpu.gpu.backends.cuda.kernels import convolution, halo, patch, persistent, specialized, stem, window
+from litegpu.gpu.backends.cuda.kernels.layer import Layer
 from litegpu.gpu.backends.cuda.kernels.tile import TileProduct, WorkgroupTile, candidates, cost, ranked
 from litegpu.gpu.build import build_program
 from litegpu.gpu.evaluate import evaluate_node
 from litegpu.gpu.graph import RESULT, Arg, Conv2D, DType, GraphBuilder, apply
+from litegpu.gpu.lang.features import Features
+from litegpu.gpu.view import padded
 
 pytestmark = pytest.mark.cuda
 PLAIN = Conv2D()
@@ -253,3 +257,48 @@ def test_chosen_tiles_fit_the_product() -> None:
     for product in (few, many, TileProduct(1, 1, 1, False), TileProduct(10**6, 3, 648, True)):
         costs = [cost(product, tile, 132) for tile in ranked(product, 132)]
         assert costs and costs == sorted(costs)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("stride", [(4, 4), (1, 2), (3, 4)])
+@pytest.mark.parametrize("taps, padding", [((11, 11), (2, 2)), ((7, 7), (3, 3)), ((5, 7), (0, 0)), ((2, 9), (1, 5))])
+@pytest.mark.parametrize("channels", [3, 4, 1])
+def test_joined_pixels(device, monkeypatch, stride, taps, padding, channels: int) -> None:
+    """Windows that move by two or four pixels read these as one; odd borders shift the window within them."""
+    found: list[Layer] = []
+
+    def joined(layer: Layer, features) -> Layer:
+        wider = layer.joined_pixels
+        found.extend([wider] if wider is not None else [])
+        return wider or layer
+
+    monkeypatch.setattr(convolution, "_of_wider_pixels", joined)
+    op = Conv2D(stride, (2 if taps[0] == 2 else 1, 1), padding)
+    graph, x = network((2, 23, 32, channels), (24, *taps, channels), op)
+    values = {graph.inputs[0]: x}
+    got, want = run(device, graph, values, True, ""), expected(graph, values)
+    assert np.isfinite(got).all() and np.linalg.norm(got - want) <= 2e-3 * np.linalg.norm(want)
+    (one,) = found
+    assert one.weights.shape[3] == 4 * stride[1] and one.op.stride == (stride[0], 1)
+
+
+def test_which_pixels_are_joined() -> None:
+    def layer(width: int = 32, stride: int = 4, taps: int = 7, channels: int = 3, **options) -> Layer:
+        shape = (1, 32, width, channels)
+        op = Conv2D((stride, stride), padding=(3, 3), **options)
+        return Layer(op, padded(0, shape, DType.FLOAT16), np.zeros((8, taps, taps, channels)), (1, 8, 8, 8), True)
+
+    assert layer().joined_pixels is not None
+    stays = [layer(30), layer(33, 3), layer(stride=1), layer(taps=4), layer(channels=8), layer(dilation=(1, 2))]
+    assert all(one.joined_pixels is None for one in [*stays, layer(border="reflect")])
+    assert dataclasses.replace(layer(), half=False).joined_pixels is None
+
+
+def test_wider_pixels_where_estimates_say_so() -> None:
+    """AlexNet's first layer and overlapping patches of a transformer's."""
+    for taps, padding in ((11, 2), (7, 3)):
+        size = (224 + 2 * padding - taps) // 4 + 1
+        op, view = Conv2D((4, 4), padding=(padding, padding)), padded(0, (64, 224, 224, 3), DType.FLOAT16)
+        one = Layer(op, view, np.ones((64, taps, taps, 3), np.float32), (64, size, size, 64), True)
+        features = Features(float16=True, native="cuda", capability=90, compute_units=132)
+        assert convolution._of_wider_pixels(one, features).source.shape == (64, 224, 56, 16)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from litegpu.gpu.backends.cuda.kernels import transpose
 from litegpu.gpu.backends.cuda.kernels.transpose import phases
 from litegpu.gpu.build import build_program
 from litegpu.gpu.evaluate import evaluate_graph
@@ -35,13 +36,14 @@ def test_phases_cover_every_product_once(taps: int, stride: int, padding: int) -
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("at_once", [True, False], ids=["at once", "one by one"])
 @pytest.mark.parametrize("half", [True, False], ids=["float16", "float32"])
 @pytest.mark.parametrize("case", [
     ((2, 2), (2, 2), (0, 0), 16, 12), ((3, 3), (2, 2), (1, 0), 8, 5), ((4, 4), (2, 2), (1, 1), 5, 17),
     ((2, 3), (3, 1), (0, 1), 3, 3), ((1, 1), (2, 3), (0, 0), 12, 4), ((2, 3), (2, 3), (0, 0), 24, 36),
     ((2, 2), (2, 2), (0, 0), 12, 6), ((5, 2), (1, 3), (2, 0), 20, 24),
 ])  # fmt: skip
-def test_agrees(half: bool, case) -> None:
+def test_agrees(half: bool, case, at_once: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     from litegpu.gpu.backends.cuda.opening import available, open_device
 
     reason = available()
@@ -64,10 +66,14 @@ def test_agrees(half: bool, case) -> None:
         apply("max", apply("add", RESULT, Arg(1)), 0.0), [bias],
     )  # fmt: skip
     graph = builder.graph([x], [out])
+    seconds = [1.0, 2.0] if at_once else [2.0, 1.0]  # of all at once, and of one by one
+    monkeypatch.setattr(transpose, "estimated", lambda *_: seconds)
     program = build_program(graph, device.features, "cuda", half=half)
-    assert {k.name for k in program.kernels} <= KERNELS
+    assert {k.name.removesuffix("_parts") for k in program.kernels} <= KERNELS
     one = taps == stride and padding == (0, 0) and outputs % 4 == 0  # windows side by side: a single product
-    assert len(program.dispatches) == 1 + (1 if one else stride[0] * stride[1])
+    count = len(program.dispatches) - 1
+    assert count == (1 if one or at_once else stride[0] * stride[1])
+    assert any(k.name.endswith("_parts") for k in program.kernels) == (at_once and not one)
     values = rng.standard_normal(shape).astype(np.float32)
     session = device.session(program)
     try:

@@ -73,18 +73,19 @@ def packed(layer: Layer) -> np.ndarray:
 
 def estimate(
     layer: Layer, units: int, *, threads: int, groups: int, instructions: float, registers: int, first: float,
-    second: float,
+    second: float, arrival: float = LATENCY,
 ) -> float:  # fmt: skip
     """Microseconds on a device of `units` multiprocessors, of `groups` workgroups of `threads` with so many
     instructions and registers each; `first` bytes that a thread, `second` those that a workgroup reads, through the
-    first and the second cache. The longest of these hides most of the others: what threads take by themselves, issuing
-    the instructions of all that share a multiprocessor, and moving bytes through each level of memory."""
+    first and the second cache; `arrival` microseconds that a thread waits for what it loads. The longest of these hides
+    most of the others: what threads take by themselves, issuing the instructions of all that share a multiprocessor,
+    and moving bytes through each level of memory."""
     units = units or USUAL_UNITS
     batch, out_h, out_w, channels = layer.shape
     warps, share = -(-threads // 32), -(-groups // units)
     resident = max(1, min(32, 64 // warps, 65536 // (min(255, registers) * 32 * warps)))
     waves = max(1.0, share / resident)
-    alone = (waves - 1) * LATENCY + waves * 1.3 * instructions / CYCLES
+    alone = waves * arrival - LATENCY + waves * 1.3 * instructions / CYCLES
     issued = share * warps * instructions / 4 * 1.15 / CYCLES
     near = share * threads * first / FIRST / CYCLES
     far = share * second / SECOND / CYCLES

@@ -183,6 +183,35 @@ class Layer:
         source = dataclasses.replace(view, shape=(*view.shape[:3], view.quads * 4))
         return dataclasses.replace(self, source=source, weights=np.pad(self.weights, [(0, 0)] * 3 + [(0, missing)]))
 
+    @functools.cached_property
+    def joined_pixels(self) -> Layer | None:
+        """The same of fewer and wider pixels: where a window is moved by two or four pixels of four channels at a time,
+        as many side by side are one pixel with the channels of all. A step has whole chunks then, and there are fewer
+        of them. None for what is no such window."""
+        layer, op = self.whole_pixels, self.op
+        view, (outputs, kh, kw, channels) = layer.source, layer.weights.shape
+        joined, rest = op.stride[1], view.shape[2] % op.stride[1]
+        alone = layer.prologue is None and layer.norm is None and op.groups == 1 and not layer.fetched
+        plain = alone and op.upsample == (1, 1) and op.border == "zero" and op.dilation[1] == 1
+        if not plain or not layer.half or joined not in (2, 4) or rest or kw <= joined or channels != 4:
+            return None
+        if view.dtype is not DType.FLOAT16 or view.strides[2:] != (4, 1) or not layer.vector:
+            return None
+        padding = -(-op.padding[1] // joined)
+        before = padding * joined - op.padding[1]
+        across = -(-(before + kw) // joined)
+        weights = np.zeros((outputs, kh, across * joined, channels), layer.weights.dtype)
+        weights[:, :, before : before + kw] = layer.weights
+        b, h, w, _ = view.shape
+        return dataclasses.replace(
+            layer,
+            op=dataclasses.replace(op, stride=(op.stride[0], 1), padding=(op.padding[0], padding)),
+            source=dataclasses.replace(
+                view, shape=(b, h, w // joined, 4 * joined), strides=(*view.strides[:2], 4 * joined, 1)
+            ),
+            weights=weights.reshape(outputs, kh, across, joined * channels),
+        )
+
     def constants(self) -> dict[str, int | str]:
         """Those that all kernels have: the window, the input's size and view, the output's size."""
         op, view = self.op, self.source

@@ -77,6 +77,8 @@ constexpr int TAP_A = 1, TAP_O = KERNEL_W;
 #define OUT_O OUT_W
 constexpr int TAP_A = KERNEL_W, TAP_O = 1;
 #endif
+// Taps that are unrolled, whose loads are under way at once: a multiple of OUTPUTS.
+constexpr int AT_ONCE = OUTPUTS > 16 ? OUTPUTS : 16;
 
 extern "C" __global__ void __launch_bounds__(WC * WA * WO) NAME(const SOURCE* x, const Four* w EPILOGUE_BUFFERS) {
   wait_for_predecessors();
@@ -131,17 +133,17 @@ extern "C" __global__ void __launch_bounds__(WC * WA * WO) NAME(const SOURCE* x,
       for (int i = 0; i < OUTPUTS; i++) load(i, ring[i]);
       int tap = 0;
 #pragma unroll 1
-      for (; tap + OUTPUTS <= count; tap += OUTPUTS)
+      for (; tap + AT_ONCE <= count; tap += AT_ONCE)
 #pragma unroll
-        for (int turn = 0; turn < OUTPUTS; turn++) {
+        for (int turn = 0; turn < AT_ONCE; turn++) {
           multiply(tap + turn, turn);
-          load(tap + turn + OUTPUTS, ring[turn]);
+          load(tap + turn + OUTPUTS, ring[turn % OUTPUTS]);
         }
 #pragma unroll
-      for (int turn = 0; turn < OUTPUTS - 1; turn++) {
-        if (tap + turn >= count) break;
+      for (int turn = 0; turn < (PHASES > 1 ? AT_ONCE - 1 : TAPS_A % AT_ONCE); turn++) {
+        if (PHASES > 1 && tap + turn >= count) break;
         multiply(tap + turn, turn);
-        load(tap + turn + OUTPUTS, ring[turn]);
+        load(tap + turn + OUTPUTS, ring[turn % OUTPUTS]);
       }
     }
   }

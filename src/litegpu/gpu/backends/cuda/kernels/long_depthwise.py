@@ -20,6 +20,8 @@ LONG = 9
 OUTPUTS = (1, 2, 4, 8, 16)
 MOST_SUMS = 64
 MOST_THREADS = 256
+#: Taps whose loads are under way at once, and until these have arrived, in microseconds.
+AT_ONCE, ARRIVAL = 16, 0.3
 
 
 @dataclass(frozen=True)
@@ -112,8 +114,9 @@ def cost(layer: Layer, block: LongBlock, units: int) -> float:
     )
     return estimate(
         layer, units, threads=block.threads, groups=math.prod(block.groups(layer)), instructions=instructions,
-        registers=48 + 2 * lanes * outputs + 4 * lanes, first=(loads * layer.size + taps * 4) * lanes,
+        registers=64 + 2 * lanes * outputs + 4 * lanes, first=(loads * layer.size + taps * 4) * lanes,
         second=(math.prod(inputs) + taps * 4 / layer.size) * block.chunks * lanes * layer.size,
+        arrival=ARRIVAL * layer.weights.shape[3 - axis] * phases * -(-layer.weights.shape[axis] // phases // AT_ONCE),
     )  # fmt: skip
 
 

@@ -1,21 +1,30 @@
-"""Transposed convolution as one convolution for each residue of the output's coordinates by the stride, or, where each
-output has one tap, as one 1x1 convolution whose results are the channels of several pixels."""
+"""Transposed convolution as one convolution for each residue of the output's coordinates by the stride, all at once
+where that is quicker, or, where each output has one tap, as one 1x1 convolution whose results are the channels of
+several pixels."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from litegpu.gpu.backends.cuda.kernels.convolution import fastest
+from litegpu.gpu.backends.cuda.kernels.convolution import estimate, fastest
 from litegpu.gpu.backends.cuda.kernels.layer import Layer, is_half
+from litegpu.gpu.backends.cuda.kernels.side_by_side import can_join, side_by_side
 from litegpu.gpu.backends.cuda.kernels.source import Where
+from litegpu.gpu.backends.cuda.kernels.tile import USUAL_UNITS
 from litegpu.gpu.graph import Conv2D, TransposeConv2D
 from litegpu.gpu.kernels.access import Position, divide, remainder
 from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.lang import TracedValue
+from litegpu.gpu.lang.features import Features
+
+#: Of each phase, of which one must have as many threads as the others'.
+_CANDIDATES = 6
 
 
 @dataclass(frozen=True)
@@ -33,7 +42,7 @@ class Phase:
 
 
 def build(ctx: KernelContext) -> list[Launch] | None:
-    """A launch for every phase, or one for all; None where Conv2D would not be taken either."""
+    """One launch for all phases, or one for each; None where Conv2D would not be taken either."""
     op, node = ctx.node.op, ctx.node
     assert isinstance(op, TransposeConv2D)
     weights = ctx.value(node.inputs[1]).data
@@ -52,15 +61,46 @@ def build(ctx: KernelContext) -> list[Launch] | None:
         return [fastest(ctx, layer, _where_spread(ctx, op))]
     down = phases(out_h, kh, op.stride[0], op.padding[0])
     across = phases(out_w, kw, op.stride[1], op.padding[1])
-    launches = []
+    parts = []
     for y, x in itertools.product(down, across):
         # without any tap there is still the epilogue of zero to be stored
         part = np.zeros((outputs, max(1, len(y.taps)), max(1, len(x.taps)), inputs), weights.dtype)
         if y.taps and x.taps:
             part[...] = weights[:, y.taps][:, :, x.taps]
         layer = Layer(Conv2D(padding=(y.padding, x.padding)), source, part, (batch, y.size, x.size, outputs), half)
-        launches.append(fastest(ctx, layer, _where(ctx, op, y, x)))
-    return launches
+        parts.append((layer, _where(ctx, op, y, x)))
+    joined = _at_once(ctx, parts) if len(parts) > 1 else None
+    return [joined] if joined is not None else [fastest(ctx, layer, where) for layer, where in parts]
+
+
+def _at_once(ctx: KernelContext, parts: Sequence[tuple[Layer, Where]]) -> Launch | None:
+    """All phases as one launch: none fills the device as all do together, and nothing waits for the last workgroups of
+    each. None where kernels cannot be put together, and where one after the other is estimated to be quicker."""
+    layers = [layer for layer, _ in parts]
+    effort = [layer.weights.size * math.prod(layer.shape[:3]) for layer in layers]
+    units = ctx.features.compute_units or USUAL_UNITS
+    shares = [
+        dataclasses.replace(ctx.features, compute_units=max(1, round(units * one / sum(effort)))) for one in effort
+    ]
+    together, apart = estimated(layers, shares, ctx.features)
+    if together >= apart:
+        return None
+    launches: list[Launch] = []
+    for i in sorted(range(len(parts)), key=lambda i: -effort[i]):  # the longest begin first
+        first = fastest(dataclasses.replace(ctx, features=shares[i], most=_CANDIDATES), *parts[i])
+        fitting = (one for one in (first, *first.others) if can_join([*launches, one]))
+        if (found := next(fitting, None)) is None:
+            return None
+        launches.append(found)
+    return side_by_side(launches)
+
+
+def estimated(layers: Sequence[Layer], shares: Sequence[Features], whole: Features) -> tuple[float, float]:
+    """Microseconds of layers side by side, each with its share of the device, and of one after the other."""
+    return (
+        max(estimate(layer, share) for layer, share in zip(layers, shares, strict=True)),
+        sum(estimate(layer, whole) for layer in layers),
+    )
 
 
 def phases(out: int, taps: int, stride: int, padding: int) -> list[Phase]:
