@@ -50,6 +50,7 @@ KERNELS = {
     "rows": ("matvec", "(rows and 3-float) or (windows and op2) or beside"),
     "runs": ("runs", "staying or multiply or border or halves"),
     "separable": ("separable", "nan or (windows and op1)"),
+    "short_attention": ("short_attention", "random or nan or (agrees and qkv)"),
     "specialized": ("specialized", "whole or requantized or (some_tiles and (deep or strided))"),
     "squeeze": ("squeeze", "(against and (odd or batch)) or test_tiles"),
     "stem": ("stem", "cases or whole"),

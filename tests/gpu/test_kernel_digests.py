@@ -44,6 +44,7 @@ MODELS: dict[str, Callable[[], Graph]] = {
     "attention": lambda: attention.network(**attention.CASES["vision"])[0],
     "masked attention": lambda: attention.network(**attention.CASES["mask"])[0],
     "attention of many": lambda: attention.network((64, 3), 197, 197, 64, 64, inner="qkv")[0],
+    "attention of few": lambda: attention.network((64, 12), 16, 16, 32, 32, inner="qkv")[0],
     "patches": lambda: patch.network((8, 224, 224, 3), (16, 16), 192, False)[0],
     "lstm": lambda: lstm.network(128, 4, 2, True)[0],
     "matmul": lambda: matmul.network((1, 2, 64, 72), (1, 2, 40, 72), MatMul(False, True), inner="ab")[0],
@@ -91,9 +92,9 @@ def test_every_native_kernel_is_on_record() -> None:
         line.split()[-2] for lines in json.loads(RECORD.read_text()).values() for one in lines.values() for line in one
     }
     assert known >= {
-        "blocked_depthwise", "flash_attention", "lstm_cluster", "patch_convolution", "specialized_convolution",
-        "stem_convolution", "tensor_convolution", "tensor_matmul", "tiled_convolution", "vector_convolution",
-        "warpgroup_attention", "window_convolution",
+        "blocked_depthwise", "flash_attention", "lstm_cluster", "patch_convolution", "short_attention",
+        "specialized_convolution", "stem_convolution", "tensor_convolution", "tensor_matmul", "tiled_convolution",
+        "vector_convolution", "warpgroup_attention", "window_convolution",
     }  # fmt: skip
 
 

@@ -139,7 +139,7 @@ class CudaNative:
     def attention_pays(self, depth: int, columns: int, keys: int, features: Features, half: bool) -> bool | None:
         if features.capability < LEAST_CAPABILITY:
             return None
-        return keys <= FEW_KEYS or (half and attention.fits(depth, columns, keys))
+        return keys <= FEW_KEYS or (half and attention.fits(depth, columns))
 
 
 def _shared(launch: Launch) -> int:

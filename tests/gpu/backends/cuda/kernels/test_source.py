@@ -51,6 +51,7 @@ def test_every_kernel_is_looked_at() -> None:
         "places.cu",
         "pool.cu",
         "separable.cu",
+        "short_attention.cu",
         "short_softmax.cu",
         "softmax.cu",
         "specialized.cu",

@@ -24,6 +24,7 @@ NETWORKS = {
     "depthwise": lambda: depthwise_network.network((2, 17, 15, 24), (3, 3)),
     "matmul": lambda: matmul.network((1, 2, 64, 72), (1, 2, 40, 72), MatMul(False, True), inner="ab"),
     "attention": lambda: attention.network(**attention.CASES["vision"]),
+    "few keys": lambda: attention.network((2, 3), 40, 20, 16, 16),
     "lstm": lambda: lstm.network(128, 4, 2, True),
 }
 

@@ -14,15 +14,8 @@ from gpu.backends.cuda.kernels.test_attention import network
 
 from litegpu.gpu.backends.cuda.compile import compile_kernels
 from litegpu.gpu.backends.cuda.kernels import warpgroup_attention
-from litegpu.gpu.backends.cuda.kernels.warpgroup_attention import (
-    AttentionTile,
-    Sizes,
-    candidates,
-    diagonal_of,
-    last_steps,
-    packed_mask,
-    ranked,
-)
+from litegpu.gpu.backends.cuda.kernels.attention_operands import diagonal_of, packed_mask
+from litegpu.gpu.backends.cuda.kernels.warpgroup_attention import AttentionTile, Sizes, candidates, last_steps, ranked
 from litegpu.gpu.build import build_program
 from litegpu.gpu.evaluate import evaluate_graph
 from litegpu.gpu.lang.features import Features

@@ -7,7 +7,6 @@
 // QUADS (of the output); TILES (workgroups along the queries); SCALE BETA (times log2 e); for Q_, K_ and V_: _TYPE,
 // _LOAD(value), _COPY (8 or 4 numbers at once, 1: four floats, or 0: one by one), _WIDTH (that can be read of a row), _OFFSET _PITCH_BATCH
 // _PITCH_HEAD _PITCH_ROW _PITCH_COLUMN; K_SHARED V_SHARED (heads of queries that have one of keys, or values); MASKED, and for the mask: MASK_CONSTANT MASK_PERIOD (of the batch) MASK_TYPE MASK_LOAD(value) MASK_OFFSET MASK_PITCH_*.
-#define NOTHING __int_as_float(0xff800000)  // minus infinity, of which the exponential is 0
 constexpr unsigned THREADS = 32 * WARPS_M * WARPS_K, ROWS = 16 * WARPS_M, OWN = STEP / WARPS_K;
 constexpr unsigned STEPS = (KEYS + STEP - 1) / STEP, PLACES = STAGES < STEPS ? STAGES : STEPS;
 constexpr unsigned Q_AT = 0, K_AT = ROWS * DP * 2, K_BYTES = STEP * DP * 2, V_AT = K_AT + PLACES * K_BYTES, V_BYTES = STEP * EP * 2;
@@ -54,15 +53,6 @@ template <unsigned chunks> INLINE unsigned place(unsigned row, unsigned chunk) {
 BRING(q, Q)
 BRING(k, K)
 BRING(v, V)
-
-INLINE float of_neighbours(float x, bool add) {  // the sum or the largest of the four threads that share a row
-#pragma unroll
-  for (unsigned by = 1; by < 4; by *= 2) {
-    const float other = __shfl_xor_sync(~0u, x, by);
-    x = add ? x + other : fmaxf(x, other);
-  }
-  return x;
-}
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 NAME(const Q_TYPE* q, const K_TYPE* k, const V_TYPE* v MASK_PARAMETER EPILOGUE_BUFFERS) {

@@ -5,23 +5,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
-
-from litegpu.gpu.backends.cuda.kernels import warpgroup_attention
+from litegpu.gpu.backends.cuda.kernels import short_attention, warpgroup_attention
+from litegpu.gpu.backends.cuda.kernels.attention_operands import given_mask, side
 from litegpu.gpu.backends.cuda.kernels.layer import LOAD
-from litegpu.gpu.backends.cuda.kernels.matmul import copied
 from litegpu.gpu.backends.cuda.kernels.offer import Option, offered
 from litegpu.gpu.backends.cuda.kernels.source import float_text, native_launch
 from litegpu.gpu.backends.cuda.kernels.tile import USUAL_UNITS, most_shared_bytes
-from litegpu.gpu.graph import Attention, DType
+from litegpu.gpu.graph import Attention
 from litegpu.gpu.kernels.access import Operands
 from litegpu.gpu.kernels.context import KernelContext, Launch
-from litegpu.gpu.view import View
 
 #: Numbers of a query, and of a value, that a warp keeps in registers.
 MOST_WIDTH = 128
-#: From so many keys on it is quicker than a thread for each key, and than separate products where those are float32.
-LEAST_KEYS = 33
 #: Keys that a workgroup takes at a time.
 STEP = 64
 #: Of them under way at once, at most.
@@ -37,9 +32,9 @@ WINDOWED = 1.0
 MOST_AT_ONCE = 512
 
 
-def fits(depth: int, columns: int, keys: int) -> bool:
-    """Whether the kernel does attention of these sizes, in float16."""
-    return depth <= MOST_WIDTH and columns <= MOST_WIDTH and keys >= LEAST_KEYS
+def fits(depth: int, columns: int) -> bool:
+    """Whether the kernels do attention of these sizes, in float16."""
+    return depth <= MOST_WIDTH and columns <= MOST_WIDTH
 
 
 def build(ctx: KernelContext) -> list[Launch] | None:
@@ -50,22 +45,24 @@ def build(ctx: KernelContext) -> list[Launch] | None:
     if not ctx.half or any(ctx.value(v).is_constant for v in node.inputs[:3]):
         return None
     q, k, v = (ctx.views[i] for i in node.inputs[:3])
-    keys, depth = k.shape[2:]
-    if not fits(depth, v.shape[3], keys) or not {x.dtype for x in (q, k, v)} <= set(LOAD):
+    if not fits(k.shape[3], v.shape[3]) or not {x.dtype for x in (q, k, v)} <= set(LOAD):
         return None
     operands: Operands = {"q": q, "k": k, "v": v}
     mask: dict[str, int | str] = {"MASKED": 0, "MASK_PARAMETER": ""}
     if len(node.inputs) > 3:
-        found = _mask(ctx, node.inputs[3], operands)
+        found = given_mask(ctx, node.inputs[3], operands)
         if found is None:
             return None
         mask = found
     units, sizes = ctx.features.compute_units or USUAL_UNITS, warpgroup_attention.sizes_of(ctx)
-    tiles = [] if sizes is None else warpgroup_attention.ranked(sizes, ctx.features.capability, units)
-    options: list[Option]
-    options = [(_cost(ctx, division, units), _launch, division) for division in divisions(ctx, units)]
-    if sizes is not None:
+    options: list[Option] = [(_cost(ctx, one, units), _launch, one) for one in divisions(ctx, units)]
+    options += [
+        (short_attention.cost(sizes, one, units), short_attention.launch, one)
+        for one in short_attention.divisions(sizes, units)
+    ]
+    if warpgroup_attention.readable(ctx):
         cost, make = warpgroup_attention.cost, warpgroup_attention.launch
+        tiles = warpgroup_attention.ranked(sizes, ctx.features.capability, units)
         options += [(cost(sizes, tile, units), make, tile) for tile in tiles[: ctx.most]]
     options.sort(key=lambda option: option[0])
     return [offered([make(ctx, one, mask, operands) for _, make, one in options[: ctx.most]])]
@@ -100,7 +97,7 @@ def divisions(ctx: KernelContext, units: int) -> list[AttentionDivision]:
 
 
 def _cost(ctx: KernelContext, division: AttentionDivision, units: int) -> float:
-    """Estimated microseconds of attention.cu on a device of `units` multiprocessors, from seven measurements, and
+    """Estimated microseconds of attention.cu on a device of `units` multiprocessors, from nine measurements, and
     from ten of all keys at once, which would be lower beside those of warpgroup_attention.py."""
     keys, depth = ctx.views[ctx.node.inputs[1]].shape[2:]
     steps, width = -(-keys // division.step), (depth + ctx.output.shape[3]) / 128
@@ -109,7 +106,7 @@ def _cost(ctx: KernelContext, division: AttentionDivision, units: int) -> float:
         masked += WINDOWED
     if division.across == ACROSS:
         return 2.4 + 0.0045 * division.step * width + masked
-    each = steps * (0.325 + 0.244 * division.down) * width
+    each = steps * (0.325 + 0.244 * division.down) * max(width, 0.34 + 0.66 * width)  # narrow ones are exponentials
     return float(1.7 + max(0.75 * steps, -(-division.groups(ctx) // units) * each) + masked)
 
 
@@ -151,49 +148,11 @@ def _launch(ctx: KernelContext, division: AttentionDivision, mask: dict[str, int
         "DP": depth_padded, "EP": columns_padded, "HEADS": heads, "QUERIES": queries, "KEYS": k.shape[2],
         "QUADS": -(-columns // 4), "TILES": groups // (batch * heads),
         "SCALE": float_text(op.scale * math.log2(math.e)), "BETA": float_text(op.beta * math.log2(math.e)),
-        **_side("Q", q), **_side("K", k), **_side("V", v), **mask,
+        **side("Q", q), **side("K", k), **side("V", v), **mask,
         "K_SHARED": heads // k.shape[1], "V_SHARED": heads // v.shape[1],
     }  # fmt: skip
     return native_launch(
-        ctx, "flash_attention", ("device.cu", "attention.cu"), constants, operands, label="attention",
+        ctx, "flash_attention", ("device.cu", "logits.cu", "attention.cu"), constants, operands, label="attention",
         workgroup=(32 * division.down * division.across, 1, 1), dispatch=(groups, 1, 1), shared_bytes=shared,
         variant=str(division),
     )  # fmt: skip
-
-
-def _side(name: str, view: View) -> dict[str, int | str]:
-    kind, load = LOAD[view.dtype]
-    floats = view.dtype is DType.FLOAT32 and view.vector and view.whole_quads
-    along = 1 if floats else copied(view, True, False)
-    batch, head, row, column = view.strides
-    return {
-        f"{name}_TYPE": kind, f"{name}_LOAD(value)": load, f"{name}_COPY": along,
-        f"{name}_WIDTH": view.quads * 4 if along else view.shape[3], f"{name}_OFFSET": view.offset,
-        f"{name}_PITCH_BATCH": batch if view.shape[0] > 1 else 0,
-        f"{name}_PITCH_HEAD": head if view.shape[1] > 1 else 0,
-        f"{name}_PITCH_ROW": row, f"{name}_PITCH_COLUMN": column,
-    }  # fmt: skip
-
-
-def _mask(ctx: KernelContext, value: int, operands: Operands) -> dict[str, int | str] | None:
-    """What the kernel must know of the mask, which becomes an operand; None for types that it does not read."""
-    data = ctx.value(value).data
-    if data is not None:
-        array = np.ascontiguousarray(data, np.float32)
-        operands["mask"] = array
-        kind, load, offset = "float", "value", 0
-        shape = array.shape
-        strides = tuple(s // array.itemsize for s in array.strides)
-    else:
-        view = ctx.views[value]
-        if view.dtype not in LOAD:
-            return None
-        operands["mask"] = view
-        (kind, load), offset, shape, strides = LOAD[view.dtype], view.offset, view.shape, view.strides
-    pitches = [stride if size > 1 else 0 for size, stride in zip(shape, strides, strict=True)]
-    names = ("BATCH", "HEAD", "ROW", "COLUMN")
-    return {
-        "MASKED": 1, "MASK_CONSTANT": int(data is not None), "MASK_PERIOD": shape[0], "MASK_LOAD(value)": load,
-        "MASK_PARAMETER": f", const {kind}* mask", "MASK_OFFSET": offset,
-        **{f"MASK_PITCH_{name}": pitch for name, pitch in zip(names, pitches, strict=True)},
-    }  # fmt: skip

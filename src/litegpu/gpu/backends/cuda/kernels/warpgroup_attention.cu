@@ -15,7 +15,6 @@
 #define GIVEN 1
 #define PACKED 2
 #define BY_KEYS (MASK == GIVEN && MASK_PITCH_ROW == 0)
-#define NOTHING __int_as_float(0xff800000)  // minus infinity, of which the exponential is 0
 constexpr unsigned THREADS = 128 * TEAMS, ROWS = 64 * TEAMS, STEPS = (KEYS + STEP - 1) / STEP;
 // Tiles in shared memory: rows of at most 64 numbers, wider ones as slabs one behind the other.
 INLINE constexpr unsigned row_bytes(unsigned width) { return width <= 16 ? 32 : width <= 32 ? 64 : 128; }
@@ -47,15 +46,6 @@ INLINE void bring(const unsigned short* x, unsigned first, unsigned count, unsig
     const bool real = first + row < count && chunk * 8 < real_width;
     copy16(at + place<rows, width>(row, chunk), x + (real ? (first + row) * pitch + chunk * 8 : 0), real);
   }
-}
-
-INLINE float of_neighbours(float x, bool add) {  // the sum or the largest of the four threads that share a row
-#pragma unroll
-  for (unsigned by = 1; by < 4; by *= 2) {
-    const float other = __shfl_xor_sync(~0u, x, by);
-    x = add ? x + other : fmaxf(x, other);
-  }
-  return x;
 }
 
 #if CAUSAL

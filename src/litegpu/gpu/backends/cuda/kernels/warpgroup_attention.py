@@ -9,18 +9,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from litegpu.gpu.backends.cuda.functions import ROUGH_FUNCTIONS
+from litegpu.gpu.backends.cuda.kernels.attention_operands import HIDDEN, diagonal_of, side, written_mask
 from litegpu.gpu.backends.cuda.kernels.matmul import copied
 from litegpu.gpu.backends.cuda.kernels.source import float_text, native_launch
 from litegpu.gpu.backends.cuda.kernels.tile import MOST_WARPGROUP_SHARED_BYTES, USUAL_UNITS, WARPGROUP_CAPABILITY
 from litegpu.gpu.graph import Attention, DType
 from litegpu.gpu.kernels.access import Operands
 from litegpu.gpu.kernels.context import KernelContext, Launch
-from litegpu.gpu.view import View
 
 #: Queries of a team of four warps.
 TEAM = 64
-#: What a logit may have added, as a power of two, without anything being left beside others.
-HIDDEN = -2e4
 
 
 @dataclass(frozen=True)
@@ -52,6 +50,7 @@ class Sizes:
     columns: int
     masked: bool = False
     diagonal: int | None = None  # queries see keys up to their own number and this
+    unpacked: bool = False  # a mask with rows of its own for each query is computed
 
     def shared_bytes(self, tile: AttentionTile) -> int:
         """The queries, the places of keys and values, and barriers, as warpgroup_attention.cu lays them out."""
@@ -146,19 +145,25 @@ def _row_bytes(numbers: int) -> int:
     return 32 if numbers <= 16 else 64 if numbers <= 32 else -(-numbers // 64) * 128
 
 
-def sizes_of(ctx: KernelContext) -> Sizes | None:
-    """Those of the node, if the kernel can read its operands."""
+def readable(ctx: KernelContext) -> bool:
+    """Whether the kernel can read the node's operands."""
+    views = [ctx.views[i] for i in ctx.node.inputs[:3]]
+    return all(view.dtype is DType.FLOAT16 and copied(view, True, False) == 8 for view in views)
+
+
+def sizes_of(ctx: KernelContext) -> Sizes:
+    """Those of the node."""
     node = ctx.node
-    q, k, v = (ctx.views[i] for i in node.inputs[:3])
-    if any(x.dtype is not DType.FLOAT16 or copied(x, True, False) != 8 for x in (q, k, v)):
-        return None
+    _, k, _ = (ctx.views[i] for i in node.inputs[:3])
     batch, heads, queries, columns = ctx.output.shape
-    op, diagonal = node.op, None
+    op, diagonal, unpacked = node.op, None, False
     assert isinstance(op, Attention)
     if len(node.inputs) > 3:
-        mask = ctx.value(node.inputs[3]).data
-        diagonal = None if mask is None else diagonal_of(mask, op.beta * math.log2(math.e), queries, k.shape[2])
-    return Sizes(batch * heads, queries, k.shape[2], k.shape[3], columns, len(node.inputs) > 3, diagonal)
+        mask = ctx.value(node.inputs[3])
+        unpacked = mask.data is None and mask.shape[2] > 1
+        if mask.data is not None:
+            diagonal = diagonal_of(mask.data, op.beta * math.log2(math.e), queries, k.shape[2])
+    return Sizes(batch * heads, queries, k.shape[2], k.shape[3], columns, len(node.inputs) > 3, diagonal, unpacked)
 
 
 def launch(ctx: KernelContext, tile: AttentionTile, mask: dict[str, int | str], operands: Operands) -> Launch:
@@ -168,84 +173,32 @@ def launch(ctx: KernelContext, tile: AttentionTile, mask: dict[str, int | str], 
     q, k, v = (ctx.views[i] for i in node.inputs[:3])
     _, heads, queries, columns = ctx.output.shape
     sizes = sizes_of(ctx)
-    assert sizes is not None
     scale, beta = op.scale * math.log2(math.e), op.beta * math.log2(math.e)
     constants: dict[str, int | str] = {
         "TEAMS": tile.teams, "STEP": tile.step, "STAGES": tile.stages, "RESIDENT": tile.resident,
         "DEPTH": _whole(sizes.depth), "COLUMNS": _whole(columns), "HEADS": heads, "QUERIES": queries,
         "KEYS": sizes.keys, "QUADS": -(-columns // 4), "TILES": -(-queries // (TEAM * tile.teams)),
         "SHARED_BYTES": sizes.shared_bytes(tile), "SCALE": float_text(scale), "BETA": float_text(beta),
-        "POSITIVE": int(scale > 0), "MASK": "GIVEN" if "mask" in operands else 0, "LIMITED": 0, "CAUSAL": 0,
-        **_side("Q", q), **_side("K", k), **_side("V", v), **mask,
+        "POSITIVE": int(scale > 0), "LIMITED": 0, **side("Q", q), **side("K", k), **side("V", v), **mask,
         "K_SHARED": heads // k.shape[1], "V_SHARED": heads // v.shape[1],
     }  # fmt: skip
-    if sizes.diagonal is not None:
-        operands = {name: operand for name, operand in operands.items() if name != "mask"}
-        constants |= {
-            "MASK": 0, "MASK_PARAMETER": "", "CAUSAL": 1, "DIAGONAL": sizes.diagonal, "POSITIONS": sizes.positions,
-        }  # fmt: skip
     constant = operands.get("mask")
-    if isinstance(constant, np.ndarray):
-        packed = packed_mask(constant, beta, tile.step, queries, sizes.keys)
-        if packed is not None:
-            ends = last_steps(constant, beta, tile, queries, sizes.keys)
-            limited = bool((ends < sizes.steps(tile)).any())
-            operands = {**operands, "mask": packed, **({"ends": ends} if limited else {})}
-            constants |= {
-                "MASK": "PACKED", "LIMITED": int(limited),
-                "MASK_PARAMETER": ", const uint4* mask" + ", const unsigned* ends" * limited,
-                "MASK_PITCH_BATCH": packed.shape[1] * packed.shape[2] if packed.shape[0] > 1 else 0,
-                "MASK_PITCH_HEAD": packed.shape[2] if packed.shape[1] > 1 else 0,
-            }  # fmt: skip
+    operands, written = written_mask(operands, sizes.diagonal, beta, tile.step, queries, sizes.keys)
+    constants |= written
+    if written["CAUSAL"]:
+        constants["POSITIONS"] = sizes.positions
+    elif isinstance(constant, np.ndarray) and written["MASK"] == "PACKED":
+        ends = last_steps(constant, beta, tile, queries, sizes.keys)
+        if (ends < sizes.steps(tile)).any():
+            operands = {**operands, "ends": ends}
+            constants |= {"LIMITED": 1, "MASK_PARAMETER": f"{written['MASK_PARAMETER']}, const unsigned* ends"}
     return native_launch(
         ctx, "warpgroup_attention",
-        ("device.cu", "warpgroup.cu", "kept.cu", "pipeline.cu", "exchange.cu", "warpgroup_attention.cu"), constants,
+        ("device.cu", "warpgroup.cu", "kept.cu", "pipeline.cu", "exchange.cu", "logits.cu",
+         "warpgroup_attention.cu"), constants,
         operands, label="attention", workgroup=(tile.threads, 1, 1), dispatch=(sizes.groups(tile), 1, 1),
         shared_bytes=sizes.shared_bytes(tile), variant=str(tile), needed=(ROUGH_FUNCTIONS,),
     )  # fmt: skip
-
-
-def _side(name: str, view: View) -> dict[str, int | str]:
-    batch, head, row, _ = view.strides
-    return {
-        f"{name}_WIDTH": view.quads * 4, f"{name}_OFFSET": view.offset,
-        f"{name}_PITCH_BATCH": batch if view.shape[0] > 1 else 0,
-        f"{name}_PITCH_HEAD": head if view.shape[1] > 1 else 0, f"{name}_PITCH_ROW": row,
-    }  # fmt: skip
-
-
-def packed_mask(mask: np.ndarray, factor: float, step: int, queries: int, keys: int) -> np.ndarray | None:
-    """A constant mask [B, H, M or 1, N or 1] times `factor` as halves in the order in which threads need them: [B, H,
-    blocks of 16 rows, steps, blocks of 16 keys, lanes, 8], for all rows and keys of whole tiles. None for values that
-    are no halves."""
-    with np.errstate(over="ignore"):
-        scaled = np.float32(mask) * np.float32(factor)
-        halves = scaled.astype(np.float16)
-    if not np.array_equal(np.isinf(scaled), np.isinf(halves)):
-        return None
-    lead = halves.shape[:2]
-    rows, across = -(-queries // TEAM) * TEAM, -(-keys // step) * step
-    whole = np.full((*lead, rows, across), -np.inf, np.float16)
-    whole[:, :, :queries, :keys] = halves
-    # row: 16 r + 8 half + g; key: step s, 16 n + 8 block + 2 t + e; a lane is g, t and has block, half, e
-    parts = whole.reshape(*lead, rows // 16, 2, 8, across // step, step // 16, 2, 4, 2)
-    return np.ascontiguousarray(parts.transpose(0, 1, 2, 5, 6, 4, 8, 7, 3, 9)).reshape(
-        *lead, rows // 16, across // step, step // 16, 32, 8
-    )
-
-
-def diagonal_of(mask: np.ndarray, factor: float, queries: int, keys: int) -> int | None:
-    """The number that a query sees keys up to beyond its own, if a constant mask [B, H, M or 1, N or 1] times `factor`
-    says that and nothing else; None for other masks."""
-    if mask.shape[2:] != (queries, keys) or not mask.size:
-        return None
-    beyond = int(np.count_nonzero(mask[0, 0, 0] == 0)) - 1
-    if not 0 <= beyond <= keys - queries:
-        return None
-    seen = np.arange(keys) <= np.arange(queries)[:, None] + beyond
-    with np.errstate(over="ignore", invalid="ignore"):
-        hidden = mask * np.float32(factor) <= HIDDEN
-    return beyond if bool(np.all(np.where(seen, mask == 0, hidden))) else None
 
 
 def last_steps(mask: np.ndarray, factor: float, tile: AttentionTile, queries: int, keys: int) -> np.ndarray:
