@@ -39,7 +39,7 @@ def zoo(name: str) -> Callable[[], Graph]:
 
 MODELS: dict[str, Callable[[], Graph]] = {
     **{name: zoo(name) for name in ("mobilenet_v1", "deeplab_v3", "posenet")},
-    "window": lambda: convolution.network((1, 128, 128, 16), (16, 3, 3, 16), Conv2D(padding=(1, 1)))[0],
+    "window": lambda: convolution.network((1, 128, 128, 8), (16, 3, 3, 8), Conv2D(padding=(1, 1)))[0],
     "stem": lambda: convolution.network((1, 64, 64, 3), (16, 5, 5, 3), Conv2D(padding=(2, 2)))[0],
     "attention": lambda: attention.network(**attention.CASES["vision"])[0],
     "masked attention": lambda: attention.network(**attention.CASES["mask"])[0],
