@@ -12,6 +12,8 @@ from litegpu.gpu.lang.features import Features
 
 #: Bytes in a microsecond, read or written, of a copy.
 COPIED = 3e6
+#: Microseconds of a kernel more. (The style network at batch 1 lost 10 us by ten copies.)
+LAUNCH = 2.0
 #: What convolutions with a mirrored border take of what is estimated. (16x64x64x128 by 3x3 takes 51 us for 41.8 on an
 #: H200, 16x64x64x256 184 for 163.)
 MIRRORED = 1.2
@@ -73,4 +75,5 @@ def _gains(node: Node, graph: Graph, features: Features) -> bool:
     larger = (b, before[0] + h + after[0], before[1] + w + after[1], c)
     now = estimate_alone(node.op, x.shape, weights.data, y.shape, features)
     then = estimate_alone(_within(node.op), larger, weights.data, y.shape, features)
-    return then + 2 * (math.prod(x.shape) + math.prod(larger)) / COPIED <= MIRRORED * now and then < now
+    copying = LAUNCH + 2 * (math.prod(x.shape) + math.prod(larger)) / COPIED
+    return then + copying <= MIRRORED * now and then < now
