@@ -221,7 +221,7 @@ def stems(layer: Layer, units: int) -> list[StemBlock]:
 #: those of the same estimate, and took 110 us of sixteen images of AlexNet's first layer, 49 by its own estimate; that
 #: of wide_stem.cu 0.3 and 0.6 us quicker than stem.cu's for windows of 7x7.)
 _OTHERS = {
-    matvec: ((-0.5, 1.0), (-2.0, 1.2)), persistent: ((0.0, 0.75),), window: ((2.8, 0.4), (0.0, 1.0)),
+    matvec: ((-0.5, 1.0), (-2.0, 1.2)), persistent: ((0.0, 0.75),), window: ((2.8, 0.4), (-10.0, 1.2)),
     wide_stem: ((0.0, 0.85),), halo: ((0.5, 0.75), (-0.5, 0.95)),
 }  # fmt: skip
 
