@@ -54,6 +54,7 @@ KERNELS = {
     "specialized": ("specialized", "whole or requantized or (some_tiles and (deep or strided))"),
     "squeeze": ("squeeze", "(against and (odd or batch)) or test_tiles"),
     "stem": ("stem", "cases or whole"),
+    "tensor_lstm": ("tensor_lstm", "divisions or (layouts and inner)"),
     "tiles": ("convolution", "some or strided or (channels and taps1-12)"),
     "transpose": ("transpose", "case0 or case1 or case3"),
     "warpgroup_attention": ("warpgroup_attention", "random or nan"),

@@ -385,11 +385,11 @@ inline void barrier_expect(unsigned at, unsigned bytes) {
   emulator::signal_at(emulator::here(at)).bytes += bytes;
   barrier_arrive(at);
 }
-inline void cluster_send(unsigned at, unsigned barrier, unsigned part, uint2 words) {
-  *(uint2*)(emulator::memory_of(part) + at) = words;
+template <class Words> void cluster_send(unsigned at, unsigned barrier, unsigned part, Words words) {
+  *(Words*)(emulator::memory_of(part) + at) = words;
   emulator::Signal& s = emulator::signal_at(barrier + part * emulator::memory_each);
-  if (s.bytes < 8) emulator::fail("more bytes are sent than were announced");
-  s.bytes -= 8;
+  if (s.bytes < sizeof(words)) emulator::fail("more bytes are sent than were announced");
+  s.bytes -= sizeof(words);
   emulator::settle(s);
 }
 template <unsigned count> void registers_drop() {}

@@ -46,7 +46,8 @@ MODELS: dict[str, Callable[[], Graph]] = {
     "attention of many": lambda: attention.network((64, 3), 197, 197, 64, 64, inner="qkv")[0],
     "attention of few": lambda: attention.network((64, 12), 16, 16, 32, 32, inner="qkv")[0],
     "patches": lambda: patch.network((8, 224, 224, 3), (16, 16), 192, False)[0],
-    "lstm": lambda: lstm.network(128, 4, 2, True)[0],
+    "lstm": lambda: lstm.network(128, 4, 1, True)[0],
+    "lstm of many": lambda: lstm.network(128, 4, 20, True)[0],
     "matmul": lambda: matmul.network((1, 2, 64, 72), (1, 2, 40, 72), MatMul(False, True), inner="ab")[0],
 }
 #: Models of which it takes long to rank the native candidates; those that the others choose are enough.
@@ -93,8 +94,8 @@ def test_every_native_kernel_is_on_record() -> None:
     }
     assert known >= {
         "blocked_depthwise", "flash_attention", "lstm_cluster", "patch_convolution", "short_attention",
-        "specialized_convolution", "stem_convolution", "tensor_convolution", "tensor_matmul", "tiled_convolution",
-        "vector_convolution", "warpgroup_attention", "window_convolution",
+        "specialized_convolution", "stem_convolution", "tensor_convolution", "tensor_lstm", "tensor_matmul",
+        "tiled_convolution", "vector_convolution", "warpgroup_attention", "window_convolution",
     }  # fmt: skip
 
 

@@ -173,6 +173,7 @@ QUICK = {
     "gpu/backends/cuda/kernels/test_matvec.py": "views or beside or test_some or (rows and 3-float)"
     " or (windows and (op2 or op4) and float16)",
     "gpu/backends/cuda/kernels/test_separable.py": "5-taps1 or 17-taps0 or 12-taps2 or (windows and op1) or nan",
+    "gpu/backends/cuda/kernels/test_tensor_lstm.py": "layouts or (divisions and (0 or 2 or 4))",
     "gpu/backends/cuda/kernels/test_transpose.py": "(case1 and float16) or (case3 and float32) or (case5 and float16)",
 }
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from cuda_devices import GPUS
 
-from litegpu.gpu.backends.cuda.kernels import lstm
+from litegpu.gpu.backends.cuda.kernels import lstm, recurrent
 from litegpu.gpu.build import build_program
 from litegpu.gpu.evaluate import evaluate_graph
 from litegpu.gpu.graph import RESULT, Conv2D, Copy, Custom, DType, Graph, GraphBuilder, Slice, apply
@@ -47,12 +47,14 @@ def network(
     return builder.graph([x, output, state], [result]), data
 
 
-def check(device, network: tuple[Graph, list[np.ndarray]], half: bool = False, units: int = 0) -> None:
-    """`units`: as many multiprocessors as the device is said to have."""
+def check(
+    device, network: tuple[Graph, list[np.ndarray]], half: bool = False, units: int = 0, name: str = "lstm_cluster"
+) -> None:
+    """`units`: as many multiprocessors as the device is said to have. `name`: of the kernel."""
     graph, data = network
     features = replace(device.features, compute_units=units) if units else device.features
     program = build_program(graph, features, "cuda", half=half)
-    assert "lstm_cluster" in {k.name for k in program.kernels}
+    assert name in {k.name for k in program.kernels}
     session = device.session(program)
     got = np.empty(graph.values[graph.outputs[0]].shape, np.float32)
     try:
@@ -66,6 +68,12 @@ def check(device, network: tuple[Graph, list[np.ndarray]], half: bool = False, u
     want = evaluate_graph(graph, data)[0]
     assert np.isfinite(got).all()
     assert np.linalg.norm(got - want) <= (5e-3 if half else 2e-6) * np.linalg.norm(want)
+
+
+@pytest.fixture(autouse=True)
+def without_tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have tests of their own."""
+    monkeypatch.setattr(recurrent, "TENSOR_PAYS", 0.0)
 
 
 @pytest.mark.cuda

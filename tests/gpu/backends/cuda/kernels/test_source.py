@@ -57,6 +57,7 @@ def test_every_kernel_is_looked_at() -> None:
         "specialized.cu",
         "squeeze.cu",
         "stem.cu",
+        "tensor_lstm.cu",
         "warpgroup_attention.cu",
         "wide_stem.cu",
         "widening.cu",

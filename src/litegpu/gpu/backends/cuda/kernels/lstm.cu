@@ -5,10 +5,8 @@
 // memory, and stores its new ones in that of all workgroups: in the other of two places, so that one barrier a step is
 // enough.
 //
-// Constants from the host: CLUSTER; UNITS, UNITS_EACH; BATCH, BATCH_EACH; STEPS; LANES (1 to 8), CHUNKS (of a row for a
-// thread; the first IN_REGISTERS of them), HALF (the weights), THREADS; CLIP (0: none); GATES_TYPE, LOAD_GATE(value), GATES_OFFSET, GATES_T, GATES_B, GATES_C (of the view, in
-// elements: a step, a sequence, a channel); FIRST_OUTPUT(batch, unit), FIRST_STATE(batch, unit) (indices); OUT_TYPE,
-// STORE_OUT(value), OUT_OFFSET, OUT_T, OUT_B, OUT_C.
+// Constants from the host, beside those of the layer (lstm_layer.py): CLUSTER; UNITS_EACH; BATCH_EACH; LANES (1 to 8),
+// CHUNKS (of a row for a thread; the first IN_REGISTERS of them), HALF (the weights), THREADS.
 #if HALF
 typedef uint2 Chunk;
 INLINE float4 unpacked(uint2 a) {

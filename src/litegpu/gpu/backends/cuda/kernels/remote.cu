@@ -12,3 +12,12 @@ INLINE void cluster_send(unsigned at, unsigned barrier, unsigned part, uint2 v) 
                "r"(v.y), "r"(told)
                : "memory");
 }
+// The same of 16 bytes.
+INLINE void cluster_send(unsigned at, unsigned barrier, unsigned part, uint4 v) {
+  unsigned there, told;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(at)), "r"(part));
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(told) : "r"(shared_address(barrier)), "r"(part));
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.u32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(there),
+               "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(told)
+               : "memory");
+}
