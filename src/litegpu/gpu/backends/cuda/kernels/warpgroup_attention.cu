@@ -36,15 +36,30 @@ template <unsigned rows, unsigned width> INLINE unsigned place(unsigned row, uns
   return chunk / 8 * slab_bytes(rows, width) + row * across + (chunk % 8 ^ turn) * 16;
 }
 
-// The rows from number `first` on, of which there are `count`, go to the tile at `at`; what is outside becomes zero.
-template <unsigned rows, unsigned width, unsigned real_width, unsigned pitch>
-INLINE void bring(const unsigned short* x, unsigned first, unsigned count, unsigned at, unsigned thread, unsigned threads) {
-  constexpr unsigned chunks = width / 8;
+// The rows from number `first` on, a multiple of `rows`, of which there are `count`, go to the tile at `at`; what is outside
+// becomes zero, and is not read. Where a thread's chunks are one below the other, whole groups of eight rows apart, both
+// addresses of each are those of the first and a constant.
+template <unsigned rows, unsigned width, unsigned real_width, unsigned pitch, unsigned count>
+INLINE void bring(const unsigned short* x, unsigned first, unsigned at) {
+  constexpr unsigned chunks = width / 8, down = THREADS % (8 * chunks) == 0 ? THREADS / chunks : 0;
+  constexpr bool all_rows = count % rows == 0, whole = real_width == width;
+  if constexpr (down > 0) {
+    const unsigned row = threadIdx.x / chunks, chunk = threadIdx.x % chunks;
+    const unsigned short* const from = x + (first + row) * pitch + chunk * 8;
+    const unsigned to = at + place<rows, width>(row, chunk);
+#pragma unroll
+    for (unsigned below = 0; below < rows; below += down) {
+      if (below + down > rows && row + below >= rows) continue;
+      const bool real = (all_rows || first + row + below < count) && (whole || chunk * 8 < real_width);
+      copy16(to + below * row_bytes(width), from + below * pitch, real);
+    }
+  } else {
 #pragma unroll 4
-  for (unsigned i = thread; i < rows * chunks; i += threads) {
-    const unsigned row = i / chunks, chunk = i % chunks;
-    const bool real = first + row < count && chunk * 8 < real_width;
-    copy16(at + place<rows, width>(row, chunk), x + (real ? (first + row) * pitch + chunk * 8 : 0), real);
+    for (unsigned i = threadIdx.x; i < rows * chunks; i += THREADS) {
+      const unsigned row = i / chunks, chunk = i % chunks;
+      const bool real = (all_rows || first + row < count) && (whole || chunk * 8 < real_width);
+      copy16(at + place<rows, width>(row, chunk), x + (real ? (first + row) * pitch + chunk * 8 : 0), real);
+    }
   }
 }
 
@@ -101,13 +116,12 @@ NAME(const unsigned short* q, const unsigned short* k, const unsigned short* v M
 
   auto bring_step = [&](unsigned step) {
     const unsigned slot = step % STAGES;
-    bring<STEP, DEPTH, K_WIDTH, K_PITCH_ROW>(keys, step * STEP, KEYS, K_AT + slot * K_BYTES, threadIdx.x, THREADS);
+    bring<STEP, DEPTH, K_WIDTH, K_PITCH_ROW, KEYS>(keys, step * STEP, K_AT + slot * K_BYTES);
     barrier_arrive_copied(K_THERE + 8 * slot);
-    bring<STEP, COLUMNS, V_WIDTH, V_PITCH_ROW>(values, step * STEP, KEYS, V_AT + slot * V_BYTES, threadIdx.x, THREADS);
+    bring<STEP, COLUMNS, V_WIDTH, V_PITCH_ROW, KEYS>(values, step * STEP, V_AT + slot * V_BYTES);
     barrier_arrive_copied(V_THERE + 8 * slot);
   };
-  bring<ROWS, DEPTH, Q_WIDTH, Q_PITCH_ROW>(q + batch * Q_PITCH_BATCH + head * Q_PITCH_HEAD + Q_OFFSET, tile * ROWS, QUERIES, 0,
-                                           threadIdx.x, THREADS);
+  bring<ROWS, DEPTH, Q_WIDTH, Q_PITCH_ROW, QUERIES>(q + batch * Q_PITCH_BATCH + head * Q_PITCH_HEAD + Q_OFFSET, tile * ROWS, 0);
 #pragma unroll
   for (unsigned step = 0; step < (STAGES < STEPS ? STAGES : STEPS); step++)
     if (step < steps) bring_step(step);
@@ -145,7 +159,7 @@ NAME(const unsigned short* q, const unsigned short* k, const unsigned short* v M
         for (unsigned e = 0; e < 2; e++) {
           const unsigned key = step * STEP + n * 8 + lane % 4 * 2 + e;
           more[n][e] = 0.0f;
-          if (key < KEYS)
+          if (KEYS % STEP == 0 || key < KEYS)
             more[n][e] = BETA * MASK_LOAD(mask[batch % MASK_PERIOD * MASK_PITCH_BATCH + head * MASK_PITCH_HEAD +
                                                key * MASK_PITCH_COLUMN + MASK_OFFSET]);
         }
