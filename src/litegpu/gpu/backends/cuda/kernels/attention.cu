@@ -19,32 +19,37 @@ template <unsigned chunks> INLINE unsigned place(unsigned row, unsigned chunk) {
   return (row * chunks + (chunk ^ turn)) * 16;
 }
 
-// `rows` rows from number `first` on, of which there are `count`, go to the tile at `at`; what is outside becomes zero.
+// `rows` rows from number `first` on, of which there are `count`, go to the tile at `at`; what is outside becomes zero, and is
+// not read. A thread's chunks are one below the other, mostly whole groups of eight rows apart: both addresses of each
+// are then those of the first and a constant.
 #define BRING(name, SIDE)                                                                                               \
   template <unsigned rows, unsigned chunks>                                                                             \
   INLINE void bring_##name(const SIDE##_TYPE* x, unsigned first, unsigned count, unsigned at) {                         \
-    _Pragma("unroll") for (unsigned i = threadIdx.x; i < rows * chunks; i += THREADS) {                                 \
-      const unsigned row = i / chunks, chunk = i % chunks, column = chunk * 8;                                          \
-      const unsigned from = (first + row) * SIDE##_PITCH_ROW + column * SIDE##_PITCH_COLUMN;                            \
-      const unsigned to = at + place<chunks>(row, chunk);                                                               \
+    constexpr unsigned down = THREADS / chunks;                                                                         \
+    const unsigned own = threadIdx.x / chunks, chunk = threadIdx.x % chunks, column = chunk * 8;                        \
+    const SIDE##_TYPE* const top = x + (first + own) * SIDE##_PITCH_ROW + column * SIDE##_PITCH_COLUMN;                 \
+    const unsigned top_to = at + place<chunks>(own, chunk);                                                             \
+    _Pragma("unroll") for (unsigned below = 0; below < rows; below += down) {                                           \
+      const unsigned row = own + below;                                                                                 \
+      if (below + down > rows && row >= rows) continue;                                                                 \
+      const SIDE##_TYPE* const from = top + below * SIDE##_PITCH_ROW;                                                   \
+      const unsigned to = down % 8 == 0 ? top_to + below * chunks * 16 : at + place<chunks>(row, chunk);                \
       const bool real = first + row < count;                                                                            \
       if constexpr (SIDE##_COPY == 8) {                                                                                 \
-        const bool there = real && column < SIDE##_WIDTH;                                                               \
-        copy16(to, x + (there ? from : 0), there);                                                                      \
+        copy16(to, from, real && column < SIDE##_WIDTH);                                                                \
       } else if constexpr (SIDE##_COPY == 4) {                                                                          \
-        const bool there = real && column < SIDE##_WIDTH, more = real && column + 4 < SIDE##_WIDTH;                     \
-        copy8(to, x + (there ? from : 0), there);                                                                       \
-        copy8(to + 8, x + (more ? from + 4 : 0), more);                                                                 \
+        copy8(to, from, real && column < SIDE##_WIDTH);                                                                 \
+        copy8(to + 8, from + 4, real && column + 4 < SIDE##_WIDTH);                                                     \
       } else if constexpr (SIDE##_COPY == 1) {                                                                          \
         const float4 zero = float4{0.0f, 0.0f, 0.0f, 0.0f};                                                             \
-        const float4 a = real && column < SIDE##_WIDTH ? *(const float4*)(x + from) : zero;                             \
-        const float4 b = real && column + 4 < SIDE##_WIDTH ? *(const float4*)(x + from + 4) : zero;                     \
+        const float4 a = real && column < SIDE##_WIDTH ? *(const float4*)from : zero;                                   \
+        const float4 b = real && column + 4 < SIDE##_WIDTH ? *(const float4*)(from + 4) : zero;                         \
         *(uint4*)(shared + to) = uint4{pack_half2(a.x, a.y), pack_half2(a.z, a.w), pack_half2(b.x, b.y),                \
                                        pack_half2(b.z, b.w)};                                                           \
       } else {                                                                                                          \
         float v[8];                                                                                                     \
         _Pragma("unroll") for (unsigned e = 0; e < 8; e++)                                                              \
-          v[e] = real && column + e < SIDE##_WIDTH ? SIDE##_LOAD(x[from + e * SIDE##_PITCH_COLUMN]) : 0.0f;             \
+          v[e] = real && column + e < SIDE##_WIDTH ? SIDE##_LOAD(from[e * SIDE##_PITCH_COLUMN]) : 0.0f;                 \
         *(uint4*)(shared + to) = uint4{pack_half2(v[0], v[1]), pack_half2(v[2], v[3]), pack_half2(v[4], v[5]),          \
                                        pack_half2(v[6], v[7])};                                                         \
       }                                                                                                                 \
@@ -143,7 +148,7 @@ NAME(const Q_TYPE* q, const K_TYPE* k, const V_TYPE* v MASK_PARAMETER EPILOGUE_B
     for (unsigned r = 0; r < 2; r++) {
       most[r] = of_neighbours(most[r], false);
       base[r] = most[r] == NOTHING ? 0.0f : most[r];  // where nothing but -infinity came so far there is no difference
-      factor[r] = exp2f(largest[r] - base[r]);
+      factor[r] = rough_exp2(largest[r] - base[r]);
       largest[r] = most[r];
       total[r] *= factor[r];
     }
@@ -151,7 +156,7 @@ NAME(const Q_TYPE* q, const K_TYPE* k, const V_TYPE* v MASK_PARAMETER EPILOGUE_B
     for (unsigned n = 0; n < OWN / 8; n++)
 #pragma unroll
       for (unsigned e = 0; e < 4; e++) {
-        logits[n][e] = exp2f(logits[n][e] - base[e / 2]);
+        logits[n][e] = rough_exp2(logits[n][e] - base[e / 2]);
         total[e / 2] += logits[n][e];
       }
 #pragma unroll
@@ -206,7 +211,7 @@ NAME(const Q_TYPE* q, const K_TYPE* k, const V_TYPE* v MASK_PARAMETER EPILOGUE_B
     float4 result = float4{0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
     for (unsigned w = 0; w < WARPS_K; w++) {
-      const float factor = exp2f(tops[(w * ROWS + row) * 2] - base);
+      const float factor = rough_exp2(tops[(w * ROWS + row) * 2] - base);
       const float4 part = *(const float4*)(parts + (w * ROWS + row) * PITCH + quad * 4);
       all += tops[(w * ROWS + row) * 2 + 1] * factor;
       result = float4{fmaf(part.x, factor, result.x), fmaf(part.y, factor, result.y), fmaf(part.z, factor, result.z),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from litegpu.gpu.backends.cuda.functions import ROUGH_FUNCTIONS
 from litegpu.gpu.backends.cuda.kernels import short_attention, warpgroup_attention
 from litegpu.gpu.backends.cuda.kernels.attention_operands import given_mask, side
 from litegpu.gpu.backends.cuda.kernels.layer import LOAD
@@ -154,5 +155,5 @@ def _launch(ctx: KernelContext, division: AttentionDivision, mask: dict[str, int
     return native_launch(
         ctx, "flash_attention", ("device.cu", "logits.cu", "attention.cu"), constants, operands, label="attention",
         workgroup=(32 * division.down * division.across, 1, 1), dispatch=(groups, 1, 1), shared_bytes=shared,
-        variant=str(division),
+        variant=str(division), needed=(ROUGH_FUNCTIONS,),
     )  # fmt: skip
