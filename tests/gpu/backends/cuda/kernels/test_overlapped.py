@@ -89,6 +89,19 @@ def test_what_deep_layers_of_few_pixels_take() -> None:
     assert isinstance(chosen, WorkgroupTile) and chosen.threads == 256
 
 
+@pytest.mark.parametrize("pixels, depth, outputs, expected", [
+    ((14, 14), 512, 512, WorkgroupTile(32, 32, 128, (1, 1, 8), 5)),
+    ((7, 7), 960, 160, WorkgroupTile(16, 16, 256, (1, 1, 8), 5)),
+    ((7, 7), 512, 1024, WorkgroupTile(16, 32, 512, (1, 1, 8), 2)),
+])  # fmt: skip
+def test_smaller_steps_where_all_are_under_way(
+    pixels: tuple[int, int], depth: int, outputs: int, expected: WorkgroupTile
+) -> None:
+    """Products begin when the first step's rows have come (MobileNet v1, tuned on an H200); one step has nothing to
+    begin with."""
+    assert best(layer_of((1, *pixels, depth), (outputs, 1, 1, depth)))[1] == expected
+
+
 def test_workgroups_that_share_no_multiprocessor_wait() -> None:
     """The multiprocessors' shared memory bounds how many run at once, which a second round pays for."""
     layer = layer_of((1, 19, 19, 728), (728, 1, 1, 728))

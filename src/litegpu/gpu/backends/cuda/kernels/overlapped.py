@@ -111,6 +111,12 @@ SPECIALIZED = TimeParts(
 #: 32 x 64 of a warp's 32 x 32: 5.0 us, where 2.2 without a norm; by 16 x 32 2.6), and by specialized.cu.
 MANY_ROWS, DIVIDED = 12.0, 2.0
 
+#: Where the copies of several steps, but not of one alone, are all under way from the start, products begin when the
+#: rows of the first one have come: so much of the time for each KB of these beyond the first so many, and so much less
+#: otherwise. (14x14x512 to 512 in MobileNet v1 by 32x32 in four steps of 128, 8 KB, 0.2 us less than in two of 256; as
+#: one step 16x32x512, for 7x7x512 to 1024, was no slower than others.)
+OF_FIRST, AT_ONCE, ALL_UNDER_WAY = 0.0125, 8.0, -0.005
+
 #: What layers of bytes take more by tiles of convolution.cu, and by those of specialized.cu for each step but the first
 #: (54 layers; the first choice was up to 1.1 us slower than the best).
 BYTES, BYTES_OF_STEP = 0.3, 0.26
@@ -185,7 +191,11 @@ def tile_cost(layer: Layer, t: WorkgroupTile, units: int) -> float:
     share = -(-_groups(layer, t) // units)
     summing = row_norm.effort(layer.norm, share * t.rows * layer.depth)
     summing *= 1.0 if t.rows // t.warps[0] == 16 else MANY_ROWS
-    return found + (BYTES if layer.whole_numbers else 0.0) + summing
+    if layer.whole_numbers:
+        return found + BYTES + summing
+    if 1 < -(-layer.depth // t.depth) < t.stages:
+        found += ALL_UNDER_WAY + OF_FIRST * max(0.0, t.rows * t.depth / 512 - AT_ONCE)
+    return found + summing
 
 
 def specialized_cost(layer: Layer, t: SpecializedTile, units: int) -> float:
