@@ -75,6 +75,17 @@ def test_special_values_as_the_official_cpu(expr: Expr, expected: list[float]) -
     np.testing.assert_allclose(run(expr, *arrays), np.array(expected, np.float32), rtol=2e-6)
 
 
+@pytest.mark.parametrize("low, high", [(-128.0, 127.0), (0.0, 255.0), (-0.5, 3.5), (-4e6, 4e6)])
+def test_rounding_within_limits(low: float, high: float) -> None:
+    """Of halves too, as the limits of the rounded number have it."""
+    x = np.concatenate(
+        [np.arange(-300, 300, 0.5), [1e9, -1e9, np.inf, -np.inf, NAN, 0.49999997, 2.5000002, -1.4999999]]
+    )
+    x = x.astype(np.float32)
+    expr = apply("min", apply("max", apply("round", Arg(0)), low), high)
+    np.testing.assert_array_equal(run(expr, x), evaluate_expr(expr, [x]))
+
+
 def test_to_int32_saturates() -> None:
     x = np.array([np.nan, np.inf, -np.inf, 3e9, -3e9, 2.7, -2.7, 0], np.float32)
     result = run(apply("to_int32", Arg(0)), x, output=DType.INT32)

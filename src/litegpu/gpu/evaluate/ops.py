@@ -81,13 +81,15 @@ def evaluate_op(op: Any, inputs: list[Array], shape: Shape) -> Array:
         case PointwiseConv2D(moved=(_, *_) as steps):
             x, weights = inputs
             return evaluate_op(Copy(steps), [conv2d(Conv2D(), x, weights, (*x.shape[:3], len(weights)))], shape)
-        case PointwiseConv2D(parts=count) if count > 1:
-            return conv2d(Conv2D(), inputs[0].sum(2, keepdims=True), inputs[1], shape)
-        case MeanConv2D(inner=inner):
-            x, weights, bias = inputs
-            within = evaluate_expr(inner, [conv2d(Conv2D(), x, weights, (*x.shape[:3], len(weights))) + bias])
+        case PointwiseConv2D(prologue, parts=count) if count:
+            total = evaluate_expr(prologue, [inputs[0].sum(2, keepdims=True)])
+            return conv2d(Conv2D(), total, inputs[1], shape)
+        case MeanConv2D(_, inner, summed):
+            x, weights, *others = inputs
+            sums = conv2d(Conv2D(), x, weights, (*x.shape[:3], len(weights)))
+            within = np.broadcast_to(evaluate_expr(inner, [sums, *others]), sums.shape)
             parts = np.zeros(shape, np.float32)  # all is in the first
-            parts[:, :, :1] = within.mean((1, 2), keepdims=True)
+            parts[:, :, :1] = within.sum((1, 2), keepdims=True) if summed else within.mean((1, 2), keepdims=True)
             return parts
         case PointwiseConv2D(behind=LayerNorm() as norm):
             sums = conv2d(Conv2D(), inputs[0], inputs[1], shape)

@@ -63,27 +63,30 @@ class PointwiseConv2D:
     convolution of `prologue` of x (Arg(0), and Arg(i) for inputs[1 + i]). With a `norm` (no prologue) it is that of x
     normalised, of rows of channels that `fetched` moves first, or with a stride of S and weights [O,S,S,I] of windows
     that are normalised each as a whole. With `moved` (neither of these) its rows, of channels, are put somewhere else,
-    each to a place of its own. With `parts` (none of these) it is that of the sum of so many pixels, of x
-    [B,1,parts,I]. With `behind` (none of these) its results are normalised, together with the other inputs: a bias
-    [1,1,1,O], and perhaps a value as large as the results. Made by passes, for devices with a kernel that does both."""
+    each to a place of its own. With `parts` (none of these, and no other arguments) it is that of `prologue` of the sum
+    of so many pixels, of x [B,1,parts,I]. With `behind` (none of these) its results are normalised, together with the
+    other inputs: a bias [1,1,1,O], and perhaps a value as large as the results. Made by passes, for devices with a
+    kernel that does both."""
 
     prologue: Expr = RESULT
     stride: tuple[int, int] = (1, 1)
     norm: LayerNorm | None = None
     moved: tuple[Step, ...] = ()
     fetched: tuple[Step, ...] = ()
-    parts: int = 1
+    parts: int = 0
     behind: LayerNorm | None = None
 
 
 @dataclass(frozen=True)
 class MeanConv2D:
-    """inputs: x [1,H,W,I], weights [O,1,1,I] and bias [1,1,1,O], constants -> [1,1,parts,O]: numbers whose sums over
-    the parts are the mean over H and W of `inner` (Arg(0)) of the 1x1 convolution with its bias. Made by a pass, for
-    devices with a kernel that does both."""
+    """inputs: x [1,H,W,I], weights [O,1,1,I], then the other arguments of `inner`, all constant, these of one pixel ->
+    [1,1,parts,O]: numbers whose sums over the parts are the mean over H and W of `inner` of the 1x1 convolution
+    (Arg(0), and Arg(i) for inputs[1 + i]); or, if it is `summed`, the sum. Made by a pass, for devices with a kernel
+    that does both."""
 
     parts: int
     inner: Expr = RESULT
+    summed: bool = False
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from litegpu.gpu.lang import Kernel, TracedValue, Type, boolean, f32, i32, u32, 
 
 _LITERAL_TYPES = {DType.FLOAT32: f32, DType.FLOAT16: f32, DType.INT32: i32, DType.BOOL: boolean}
 _MAGIC, _MAGIC_BITS = 12582912.0, 0x4B400000  # 1.5 * 2^23 as a float, and its bits
+_SMALL = 1 << 21  # of numbers up to which round_small() is known
 _LARGEST_POWER = 16  # integer exponents up to this become multiplications
 
 
@@ -49,6 +50,14 @@ def evaluate(k: Kernel, expr: Expr, args: Sequence[TracedValue | None], *, rough
             ):
                 # the bits of a number near 1.5 * 2^23 count its units: quicker than a conversion
                 return k.bitcast(visit(inside) + _MAGIC, vec(i32, lanes)) - _MAGIC_BITS
+            case Apply("min", (Apply("max", (Apply("round", (inside,)), Literal(low))), Literal(high))) if (
+                max(abs(low), abs(high)) < _SMALL and float(low).is_integer() and float(high).is_integer()
+            ):
+                # limited first, which is the same: what is known to be small is rounded quicker
+                value = visit(inside)
+                lowest, highest = constant(k, low, value.type), constant(k, high, value.type)
+                limited = k.min(k.max(value, lowest), highest)
+                return k.round_small(limited) if value.type.scalar == f32 else k.round(limited)
             case Apply(fn, arguments):
                 found = shortcut(k, e, visit) if rough else None
                 return found if found is not None else _apply(k, fn, arguments, [visit(a) for a in arguments])

@@ -241,6 +241,10 @@ class Functions:
         """The same of a number that is less than 2**21 in magnitude."""
         return self.call("nearest_small", x)
 
+    def round_small(self, x: TracedValue) -> TracedValue:
+        """round() of such a number, but for the sign of zero."""
+        return self.call("round_small", x)
+
     def dot4(self, a: Operand, b: Operand, c: Operand) -> TracedValue:
         """c plus the products of the four signed bytes of the i32 words a and b."""
         return self.call("dot4", a, b, c)

@@ -14,7 +14,8 @@ down here and every printer follows them:
 * rough_exp2(x) is 2**x and rough_reciprocal(x) 1 / x, each as one instruction of most GPUs has it, to a relative 2**-20
   (in WGSL 2**-16) plus 2**-21 |x| for the power: enough for what is then kept as float16. Results below 2**-126 may be
   zero; above the range they are infinite.
-* sign(x) is x itself for zeros and NaN. round is to nearest, ties to even.
+* sign(x) is x itself for zeros and NaN. round is to nearest, ties to even; round_small too, of numbers below 2**21 in
+  magnitude, with any sign where it gives zero.
 * Subnormal float32 numbers may be treated as zero by a device.
 """
 
@@ -194,6 +195,7 @@ OPS: dict[str, OperationType] = {
     "to_i32_saturating": OperationType(1, frozenset({"f32"}), _to_i32_saturating, "i32"),
     "nearest": OperationType(1, frozenset({"f32"}), _nearest, "i32"),
     "nearest_small": OperationType(1, frozenset({"f32"}), _nearest, "i32"),
+    "round_small": OperationType(1, frozenset({"f32"}), np.rint),
     "dot4": OperationType(3, frozenset({"i32"}), _dot4),
     "any": OperationType(1, frozenset({"bool"}), lambda x: x.any(axis=-1), "lane"),
     "all": OperationType(1, frozenset({"bool"}), lambda x: x.all(axis=-1), "lane"),

@@ -95,6 +95,7 @@ _FLOAT = {
     "to_i32_saturating": "(a != a ? 2147483647 : __float2int_rz(a))", "nearest": "__float2int_rn(a)",
     # The bits of a number near 1.5 * 2^23 count its units: quicker than a conversion. No product is fused with the sum.
     "nearest_small": "(__float_as_int(__fadd_rn(a, 12582912.0f)) - 0x4b400000)",
+    "round_small": "__fadd_rn(__fadd_rn(a, 12582912.0f), -12582912.0f)",
 }  # fmt: skip
 _INT = {  # signed overflow is undefined in C++, and wraps in the language
     "add": "(int)((unsigned)a + (unsigned)b)", "sub": "(int)((unsigned)a - (unsigned)b)",

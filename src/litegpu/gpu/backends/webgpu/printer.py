@@ -29,6 +29,7 @@ RESERVED = frozenset(_WORDS.split())
 _INFIX = {**INFIX, "idiv": "/"}
 _CALLS = {
     **{name: name for name in ("abs", "floor", "ceil", "round", "trunc", "fma", "dot", "any", "all")},
+    "round_small": "round",
     "min": "min",  # integers only, as is max
     "max": "max",
     "sign": "sign",  # i32 only

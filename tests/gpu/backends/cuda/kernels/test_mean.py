@@ -7,6 +7,7 @@ import pytest
 from cuda_devices import GPUS
 from first_output import first_output
 
+from litegpu.gpu.backends.cuda import native
 from litegpu.gpu.backends.cuda.kernels import mean, overlapped
 from litegpu.gpu.backends.cuda.kernels.tile import WorkgroupTile
 from litegpu.gpu.build import build_program
@@ -43,7 +44,17 @@ def overlapping(alone, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def network(
-    side: int, inputs: int, outputs: int, classes: int, *, act=RELU6, batch=1, pooled=False, also_read=False, also=""
+    side: int,
+    inputs: int,
+    outputs: int,
+    classes: int,
+    *,
+    act=RELU6,
+    batch=1,
+    pooled=False,
+    also_read=False,
+    also="",
+    of_mean=RESULT,
 ) -> tuple[Graph, list[np.ndarray]]:
     """x -> 1x1 convolution -> another, `act` -> mean -> 1x1 convolution. `also`: what the first one gives is an output
     as well, as it is or "in a row" or "beside" x."""
@@ -61,7 +72,7 @@ def network(
     before = layer(x, (batch, side, side, inputs), inputs, BIASED)
     wide = layer(before, (batch, side, side, outputs), inputs, act)
     op = Pool2D("average", (side, side), (1, 1)) if pooled else Reduce("mean", (1, 2))
-    found = builder.node(op, [wide], floats(batch, 1, 1, outputs))
+    found = builder.node(op, [wide], floats(batch, 1, 1, outputs), of_mean)
     ends = [layer(found, (batch, 1, 1, classes), outputs, BIASED), *([wide] if also_read else [])]
     if also == "as it is":
         ends.append(before)
@@ -71,6 +82,35 @@ def network(
     elif also == "beside":
         ends.append(builder.node(Concat(3), [before, x], floats(batch, side, side, 2 * inputs)))
     return builder.graph([x], ends), [rng.standard_normal((batch, side, side, inputs)).astype(np.float32)]
+
+
+def quantized(side: int, inputs: int, outputs: int, classes: int, *, pooled=False, each=True) -> tuple[Graph, list]:
+    """The same of whole numbers: what the layers and the mean give is rounded to 0 to 255, with a scale for `each`
+    channel or for all."""
+    rng, builder = np.random.default_rng(1), GraphBuilder()
+
+    def floats(*shape: int) -> int:
+        return builder.value(shape, DType.FLOAT32)
+
+    def within(expr):
+        return apply("min", apply("max", expr, 0.0), 255.0)
+
+    def layer(x: int, shape: tuple[int, ...], depth: int) -> int:
+        weights = builder.constant(rng.integers(-127, 128, (shape[3], 1, 1, depth)).astype(np.float32))
+        bias = builder.constant(rng.integers(-999, 1000, (1, 1, 1, shape[3])).astype(np.float32))
+        scales = builder.constant(
+            rng.uniform(1, 2, (1, 1, 1, shape[3] if each else 1)).astype(np.float32) * 0.2 / depth
+        )
+        expr = within(apply("round", apply("mul", BIASED, Arg(2))))
+        return builder.node(Conv2D(), [x, weights], floats(*shape), expr, [bias, scales])
+
+    x = floats(1, side, side, inputs)
+    wide = layer(layer(x, (1, side, side, inputs), inputs), (1, side, side, outputs), inputs)
+    op = Pool2D("average", (side, side), (1, 1)) if pooled else Reduce("mean", (1, 2))
+    rounded = within(apply("floor", apply("add", RESULT, 0.5)))
+    found = builder.node(op, [wide], floats(1, 1, 1, outputs), rounded)
+    last = layer(found, (1, 1, 1, classes), outputs)
+    return builder.graph([x], [last]), [rng.integers(0, 256, (1, side, side, inputs)).astype(np.float32)]
 
 
 def names_of(program: Program) -> list[str]:
@@ -110,6 +150,33 @@ def test_activations(device, act) -> None:
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("name", ["16x16x256", "64x32x64"])
+@pytest.mark.parametrize("side, pooled, each", [(6, True, True), (6, False, False), (3, True, False), (7, False, True)])
+def test_rounded(device, monkeypatch, name: str, side: int, pooled: bool, each: bool) -> None:
+    """What the kernels give one by one, to the last bit: averages of 36 numbers have halves to round."""
+    if device.features.capability != 90:
+        pytest.skip("only where kernels overlap")
+    monkeypatch.setattr(mean, "ranked", lambda *_: [TILES[name]])
+    graph, inputs = quantized(side, 136, 100, 40, pooled=pooled, each=each)
+    results = []
+    for joined in (True, False):
+        if not joined:
+            monkeypatch.setattr(native, "join_means", lambda graph, _: graph)
+        program = build_program(graph, device.features, "cuda", half=True)
+        assert names_of(program).count("mean_convolution") == joined
+        results.append(first_output(device, program, inputs, graph.values[graph.outputs[0]].shape))
+    np.testing.assert_array_equal(results[0], results[1])
+    assert len(np.unique(results[0])) > 10
+    np.testing.assert_allclose(results[0], evaluate_graph(graph, inputs)[0], atol=1)
+
+
+@pytest.mark.cuda
+def test_an_epilogue_of_the_mean(device) -> None:
+    """Other than a rounding."""
+    check(device, *network(7, 64, 48, 10, of_mean=apply("min", apply("mul", RESULT, 0.5), 1.0)))
+
+
+@pytest.mark.cuda
 def test_of_what_is_an_output_as_well(device) -> None:
     check(device, *network(7, 64, 48, 10, also="as it is"))
 
@@ -127,6 +194,8 @@ def means(graph: Graph, features: Features = CUDA, half: bool = True) -> int:
 def test_what_is_joined() -> None:
     assert means(network(7, 64, 128, 10)[0]) == 1
     assert means(network(3, 64, 128, 10, pooled=True)[0]) == 1
+    assert means(network(7, 64, 128, 10, of_mean=apply("max", RESULT, 0.1))[0]) == 1
+    assert means(quantized(7, 64, 128, 10)[0]) == 1
 
 
 @pytest.mark.parametrize("name", GPUS)

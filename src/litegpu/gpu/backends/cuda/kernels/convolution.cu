@@ -4,8 +4,8 @@
 // bytes (WHOLE) int.
 // With a PROLOGUE (prologue.cu) each thread does with what it has copied of the input what is to be done before that is
 // multiplied.
-// With MEANS nothing is stored but a part of each channel's mean over all pixels, SCALE times what is ACTIVATED, of sums with
-// their bias: as many parts as there are tiles along the rows.
+// With MEANS nothing is stored but a part of each channel's mean over all pixels, SCALE times what ACTIVATE(sums) gives, which
+// knows four numbers of each of OPERANDS constants as own[i]: as many parts as there are tiles along the rows.
 //
 // Constants from the host: HALF; BM BN BK STAGES; WARPS_M WARPS_N WARPS_K (warps along rows, columns and depth);
 // WARPGROUPS; TILES_N; PIXELS QUADS (of the output); OUT_H OUT_W; H W (of the input, upsampled); UPSAMPLE_*, BORDER (border.cu); CHANNELS KERNEL_W TAPS; STRIDE_*, DILATION_*, PADDING_*;
@@ -22,7 +22,7 @@
 typedef int Loaded;
 #else
 #ifdef MEANS
-#define MORE_BUFFERS , const float4* bias, float4* parts
+#define MORE_BUFFERS , const float4* channelwise, float4* parts
 #else
 #define MORE_BUFFERS
 #endif
@@ -192,7 +192,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, cons
   constexpr unsigned ACROSS = BN / 4;
   static_assert(32 % ACROSS == 0, "a thread stays with its quad, and lanes of a warp have the same ones");
   const unsigned own_quad = column0 / 4 + thread % ACROSS;
-  const float4 own_bias = own_quad < QUADS ? bias[own_quad] : float4{};
+  float4 own[OPERANDS ? OPERANDS : 1];
+#pragma unroll
+  for (unsigned i = 0; i < OPERANDS; i++) own[i] = own_quad < QUADS ? channelwise[i * QUADS + own_quad] : float4{};
 #endif
   wait_for_predecessors();
   launch_dependents();
@@ -263,8 +265,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, cons
   float4 mean = {};
   product.store([&](unsigned row, unsigned, Four total) {
     if (pixel0 + row >= PIXELS) return;
-    const float4 value =
-        ACTIVATED((float4{total.x + own_bias.x, total.y + own_bias.y, total.z + own_bias.z, total.w + own_bias.w}));
+    const float4 value = ACTIVATE(total);
     mean = float4{mean.x + value.x, mean.y + value.y, mean.z + value.z, mean.w + value.w};
   });
 #pragma unroll

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from litegpu.gpu.backends.cuda.kernels.channelwise import Channelwise
-from litegpu.gpu.graph import Conv2D, DType, LayerNorm, Reshape, Step, fits_half
+from litegpu.gpu.graph import RESULT, Conv2D, DType, Expr, LayerNorm, Reshape, Step, fits_half
 from litegpu.gpu.kernels.blocking import fit_bytes
 from litegpu.gpu.kernels.context import KernelContext
 from litegpu.gpu.view import View, follow
@@ -83,6 +83,7 @@ class Layer:
     floats: int = 0  # the same of results in float32
     norm: RowNorm | None = None  # of the input's rows, of convolutions 1x1; the weights are those that it folded
     parts: int = 1  # pixels of the input that are added up first, of convolutions of one pixel with few results
+    summed: Expr = RESULT  # of what they are added up to
     fetched: tuple[Step, ...] = ()  # how the input's rows are moved first, of convolutions 1x1 without padding
     behind: NormBehind | None = None  # of what the layer gives
     side: int = 1  # of squares of the output, of which the largest number alone is stored

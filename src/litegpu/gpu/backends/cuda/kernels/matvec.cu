@@ -8,7 +8,7 @@
 // QUADS; CHUNKS (of the depth; DEPTH elements); PIECE (channels of the input that are loaded at once: 8, 4 or 1, which
 // divide CHANNELS); OUT_H OUT_W; H W (of the input, upsampled); UPSAMPLE_*, BORDER (border.cu); CHANNELS KERNEL_W TAPS;
 // STRIDE_*, DILATION_*, PADDING_*; OFFSET PITCH_* (elements, of the input's view); PARTS (of
-// the input, of one pixel: as many pixels are added up).
+// the input, of one pixel: as many pixels are added up, and SUMMED says what is done with the sums, if anything is).
 #define INT8 1
 #define FLOAT16 2
 #define FLOAT32 4
@@ -54,6 +54,10 @@ INLINE void load_inputs(const SOURCE* x PROLOGUE_PARAMETER, unsigned row, unsign
 #pragma unroll
       for (unsigned e = 0; e < PIECE; e++) piece[e] += more[e];
     }
+#endif
+#ifdef SUMMED
+#pragma unroll
+    for (unsigned e = 0; e < PIECE; e++) piece[e] = SUMMED(piece[e]);  // beyond the depth, weights are zero
 #endif
 #ifdef PROLOGUE
     if (real) {

@@ -9,11 +9,13 @@ import numpy as np
 
 from litegpu.gpu.backends.cuda.kernels.layer import LOAD, Layer
 from litegpu.gpu.backends.cuda.kernels.prologue import constants_of, files_of, instructions, operands_of
-from litegpu.gpu.backends.cuda.kernels.source import Where, label_of, native_launch
+from litegpu.gpu.backends.cuda.kernels.source import Traced, Where, label_of, native_launch
 from litegpu.gpu.backends.cuda.kernels.tile import USUAL_UNITS
-from litegpu.gpu.graph import DType
+from litegpu.gpu.graph import RESULT, DType
 from litegpu.gpu.kernels.access import Operands
 from litegpu.gpu.kernels.context import KernelContext, Launch
+from litegpu.gpu.kernels.expression import evaluate
+from litegpu.gpu.lang import Kernel, TracedValue, f32
 
 #: Output pixels that the kernel can compute.
 MOST_ROWS = 8
@@ -64,11 +66,15 @@ def launch(ctx: KernelContext, layer: Layer, division: MatvecDivision, where: Wh
         "PIXELS": math.prod(layer.shape[:3]), "PARTS": layer.parts, **constants_of(layer),
     }  # fmt: skip
     operands: Operands = {"x": layer.source, "w": packed(layer), **operands_of(layer)}
+
+    def summed(k: Kernel, _: Operands, total: TracedValue) -> TracedValue:
+        return evaluate(k, layer.summed, [total])
+
     files = ("chunk.cu", "border.cu", *files_of(layer), "matvec.cu")
     return native_launch(
         ctx, "vector_convolution", files, constants, operands, label=label_of(ctx),
         workgroup=(division.threads, 1, 1), dispatch=(-(-_quads(layer) // per_group), 1, 1), variant=str(division),
-        where=where,
+        where=where, inner=() if layer.summed == RESULT else Traced(ctx, "summed", (f32,), summed),
     )  # fmt: skip
 
 

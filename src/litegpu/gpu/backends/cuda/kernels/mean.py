@@ -23,7 +23,7 @@ MOST_COLUMNS = 128
 
 
 def build(ctx: KernelContext) -> list[Launch]:
-    op, (x, w, _) = ctx.node.op, ctx.node.inputs
+    op, (x, w, *_) = ctx.node.op, ctx.node.inputs
     assert isinstance(op, MeanConv2D)
     weights = ctx.value(w).data
     assert weights is not None  # as the pass sees to
@@ -56,14 +56,22 @@ def parts_of(layer: Layer, tile: WorkgroupTile) -> int:
 
 
 def _launch(ctx: KernelContext, layer: Layer, tile: WorkgroupTile) -> Launch:
-    op, view, bias = ctx.node.op, ctx.views[ctx.node.output], ctx.value(ctx.node.inputs[2]).data
-    assert isinstance(op, MeanConv2D) and bias is not None
+    op, view, others = ctx.node.op, ctx.views[ctx.node.output], ctx.node.inputs[2:]
+    assert isinstance(op, MeanConv2D)
     made = convolution.settings(ctx, layer, tile)
-    whole = np.zeros(view.quads * 4, np.float32)
-    whole[: layer.shape[3]] = bias.reshape(-1)
-    constants = made.constants | {"MEANS": 1, "SCALE": float_text(1 / (layer.shape[1] * layer.shape[2]))}
+    channelwise = np.zeros((max(1, len(others)), view.quads * 4), np.float32)
+    for own, v in zip(channelwise, others, strict=False):
+        data = ctx.value(v).data
+        assert data is not None
+        own[: layer.shape[3]] = data.reshape(-1)
+    arguments = ", ".join(["value", *(f"own[{i}]" for i in range(len(others)))])
+    constants = made.constants | {
+        "MEANS": 1, "SCALE": float_text(1 if op.summed else 1 / (layer.shape[1] * layer.shape[2])),
+        "OPERANDS": len(others), "ACTIVATE(value)": f"ACTIVATED({arguments})",
+    }  # fmt: skip
     return native_launch(
-        ctx, "mean_convolution", made.files, constants, {**made.operands, "bias": whole, "parts": view},
+        ctx, "mean_convolution", made.files, constants, {**made.operands, "channelwise": channelwise, "parts": view},
         label="conv_2d", workgroup=(tile.threads, 1, 1), dispatch=(made.groups, 1, 1), shared_bytes=made.shared_bytes,
-        variant=str(tile), inner=function(ctx, "activated", op.inner), runs=nothing_stored(), rounds=layer.rounds,
+        variant=str(tile), inner=function(ctx, "activated", op.inner, 1 + len(others)), runs=nothing_stored(),
+        rounds=layer.rounds,
     )  # fmt: skip

@@ -71,8 +71,8 @@ def build(ctx: KernelContext) -> list[Launch]:
         layer = Layer(Conv2D(op.stride), source, weights, shape, True, residuals, run=run_of(ctx), norm=norm)
         layer = dataclasses.replace(layer, fetched=op.fetched, floats=run_of(ctx, floats=True))
         return [convolution.fastest(ctx, layer)]
-    if op.parts > 1:
-        layer = Layer(Conv2D(), source, weights, shape, ctx.half, residuals_of(ctx), parts=op.parts)
+    if op.parts:
+        layer = Layer(Conv2D(), source, weights, shape, ctx.half, residuals_of(ctx), parts=op.parts, summed=op.prologue)
         divisions = matvec.ranked(layer, ctx.features.compute_units)
         return [offered([matvec.launch(ctx, layer, one) for one in divisions[: ctx.most]])]
     if op.moved:

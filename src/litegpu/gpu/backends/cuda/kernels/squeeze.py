@@ -175,14 +175,14 @@ def _launch(ctx: KernelContext, layer: Layer, block: DepthwiseBlock, squeeze: No
     )  # fmt: skip
 
 
-def function(ctx: KernelContext, name: str, expr: Expr) -> Traced:
-    """A function of four numbers that a kernel calls."""
+def function(ctx: KernelContext, name: str, expr: Expr, arguments: int = 1) -> Traced:
+    """A function of four numbers, or of as many of each argument, that a kernel calls."""
 
-    def traced(k: Kernel, _: Operands, value: TracedValue) -> TracedValue:
-        result = evaluate(k, expr, [value], rough=ctx.half)
+    def traced(k: Kernel, _: Operands, *values: TracedValue) -> TracedValue:
+        result = evaluate(k, expr, values, rough=ctx.half)
         return result if result.type.lanes == 4 else k.splat(result, 4)
 
-    return Traced(ctx, name, (f32x4,), traced)
+    return Traced(ctx, name, (f32x4,) * arguments, traced)
 
 
 def _packed(weights: np.ndarray, results: int, groups: int, wide: int) -> np.ndarray:

@@ -112,7 +112,12 @@ def _block(
 
 def is_mean(node: Node, v: int, graph: Graph) -> bool:
     """Whether it is the mean of value v over all its pixels."""
-    if node.inputs != (v,) or node.epilogue != RESULT or graph.values[node.output].dtype is not DType.FLOAT32:
+    return averages(node, v, graph) and node.epilogue == RESULT
+
+
+def averages(node: Node, v: int, graph: Graph) -> bool:
+    """Whether it is an epilogue of that."""
+    if node.inputs != (v,) or graph.values[node.output].dtype is not DType.FLOAT32:
         return False
     if isinstance(node.op, Pool2D):
         _, height, width, _ = graph.values[v].shape

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from litegpu.gpu.backends.cuda.kernels import mean, overlapped
-from litegpu.gpu.backends.cuda.kernels.biased import activation, bias_of
-from litegpu.gpu.backends.cuda.passes.excite import is_mean
+from litegpu.gpu.backends.cuda.passes.excite import averages
 from litegpu.gpu.graph import (
+    RESULT,
     Conv2D,
     DType,
+    Expr,
     Graph,
     GraphBuilder,
     MeanConv2D,
     Node,
     PointwiseConv2D,
+    apply,
+    arguments,
     fits_half,
     sources_of,
+    substitute,
 )
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.passes.decisions import values_decided_on
@@ -37,7 +42,9 @@ def join_means(graph: Graph, features: Features) -> Graph:
     for node in graph.nodes:
         before = producer.get(node.inputs[0]) if node.inputs else None
         readers = consumers[node.output]
-        if before is None or not is_mean(node, before.output, graph) or len(readers) != 1:
+        if before is None or not averages(node, before.output, graph) or len(readers) != 1:
+            continue
+        if arguments(node.epilogue) != {0}:
             continue
         alone = consumers[before.output] == [node] and not {before.output, node.output} & set(graph.outputs)
         if alone and _is_plain(before, graph) and _is_plain(readers[0], graph) and readers[0].inputs[0] == node.output:
@@ -64,8 +71,9 @@ def _joined(graph: Graph, found: Mapping[int, tuple[Node, Node, int]]) -> tuple[
             _, before, parts = found[node.output]
             made[node.output] = _put(builder, before, node, parts, graph)
         elif node.inputs and node.inputs[0] in made:
-            parts = found[node.inputs[0]][2]
-            op = PointwiseConv2D(parts=parts) if parts > 1 else node.op
+            mean_of, _, parts = found[node.inputs[0]]
+            behind = _of_sum(mean_of, graph)
+            op = node.op if parts == 1 and behind == RESULT else PointwiseConv2D(behind, parts=parts)
             inputs = (made[node.inputs[0]], *node.inputs[1:])
             builder.nodes.append(Node(op, inputs, node.output, node.epilogue, node.operands, node.sources))
         elif node.output not in gone:
@@ -93,7 +101,10 @@ def _parts(node: Node, graph: Graph, producer: dict[int, Node], features: Featur
     x, weights = graph.values[node.inputs[0]], graph.values[node.inputs[1]].data
     if x.shape[0] > 1 or x.shape[1] * x.shape[2] > MOST_PIXELS or x.id not in producer or weights is None:
         return None
-    if activation(node, graph) is None or x.dtype is not DType.FLOAT32 or x.shape[3] % 8:
+    operands = [graph.values[v] for v in node.operands]
+    if any(v.data is None or v.dtype is not DType.FLOAT32 or v.shape[:3] != (1, 1, 1) for v in operands):
+        return None
+    if x.dtype is not DType.FLOAT32 or graph.values[node.output].dtype is not DType.FLOAT32 or x.shape[3] % 8:
         return None
     layer = mean.layer_of(padded(0, x.shape, DType.FLOAT16), weights, x.shape)
     tiles = mean.ranked(layer, features.capability, features.compute_units)
@@ -101,9 +112,15 @@ def _parts(node: Node, graph: Graph, producer: dict[int, Node], features: Featur
 
 
 def _put(builder: GraphBuilder, node: Node, mean_of: Node, parts: int, graph: Graph) -> int:
-    found, outputs = activation(node, graph), graph.values[node.output].shape[3]
-    assert found is not None
-    bias = bias_of(found, graph, outputs)
-    sources = sources_of(node, mean_of)
-    out = builder.value((1, 1, parts, outputs), DType.FLOAT32)
-    return builder.node(MeanConv2D(parts, found.expr), [*node.inputs, builder.constant(bias)], out, sources=sources)
+    sources, op = sources_of(node, mean_of), MeanConv2D(parts, node.epilogue, _of_sum(mean_of, graph) != RESULT)
+    out = builder.value((1, 1, parts, graph.values[node.output].shape[3]), DType.FLOAT32)
+    return builder.node(op, [*node.inputs, *node.operands], out, sources=sources)
+
+
+def _of_sum(mean_of: Node, graph: Graph) -> Expr:
+    """The mean's epilogue as one of the sum, which is divided as the mean's own kernel does it: where whole numbers are
+    averaged and rounded, that is the same in any order. Without an epilogue, the mean is added up as it is."""
+    if mean_of.epilogue == RESULT:
+        return RESULT
+    pixels = math.prod(graph.values[mean_of.inputs[0]].shape[1:3])
+    return substitute(mean_of.epilogue, {0: apply("div", RESULT, pixels)})
