@@ -42,8 +42,9 @@ _LARGEST = 64
 _GROUPED = (1, 3)
 #: The same of what has its batch in rows: x [1,B,W,C].
 _ROWS = (2, 3)
-#: Elements from which on reading them once less is worth more than kernels that wait for one another, of norms that are
-#: not of groups. (Four million would do by the bytes that are read; until that is measured, none are so many.)
+#: Elements from which on norms that are not of groups are done so where kernels overlap: none. (They are read twice,
+#: not three times, by kernels that wait for one another: CycleGAN and the style network at batch 16 gained 1.5%,
+#: PoolFormer lost 11%, Conv-TasNet at batch 64 0.7%.)
 _LARGE = math.inf
 
 

@@ -87,20 +87,35 @@ def _at_once(ctx: KernelContext, parts: Sequence[tuple[Layer, Where]]) -> Launch
         return None
     launches: list[Launch] = []
     for i in sorted(range(len(parts)), key=lambda i: -effort[i]):  # the longest begin first
-        first = fastest(dataclasses.replace(ctx, features=shares[i], most=_CANDIDATES), *parts[i])
-        fitting = (one for one in (first, *first.others) if can_join([*launches, one]))
-        if (found := next(fitting, None)) is None:
+        found = _beside(dataclasses.replace(ctx, features=shares[i]), launches, *parts[i])
+        if found is None:
             return None
         launches.append(found)
     return side_by_side(launches)
 
 
+def _beside(ctx: KernelContext, launches: Sequence[Launch], layer: Layer, where: Where) -> Launch | None:
+    """The layer by the first of its candidates that can be put beside the launches."""
+    for most in (1, _CANDIDATES):  # of which few are made if the first will do
+        first = fastest(dataclasses.replace(ctx, most=most), layer, where)
+        for one in (first, *first.others):
+            if can_join([*launches, one]):
+                return one
+    return None
+
+
 def estimated(layers: Sequence[Layer], shares: Sequence[Features], whole: Features) -> tuple[float, float]:
     """Microseconds of layers side by side, each with its share of the device, and of one after the other."""
-    return (
-        max(estimate(layer, share) for layer, share in zip(layers, shares, strict=True)),
-        sum(estimate(layer, whole) for layer in layers),
-    )
+    known: dict[tuple[object, ...], float] = {}  # phases with as many taps take as long
+
+    def takes(layer: Layer, features: Features) -> float:
+        key = (layer.weights.shape, layer.shape, features.compute_units)
+        if key not in known:
+            known[key] = estimate(layer, features)
+        return known[key]
+
+    together = max(takes(layer, share) for layer, share in zip(layers, shares, strict=True))
+    return together, sum(takes(layer, whole) for layer in layers)
 
 
 def phases(out: int, taps: int, stride: int, padding: int) -> list[Phase]:
