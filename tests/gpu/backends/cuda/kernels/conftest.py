@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from litegpu.gpu.backends.cuda import native  # noqa: F401 with all that has will_overlap by name, before it is replaced
 from litegpu.gpu.backends.cuda.kernels import convolution, overlapped
 
 
