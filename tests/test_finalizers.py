@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from litegpu import background
 from litegpu.background import in_finalizer, interrupt_soon
 
 SECONDS = 0.05
@@ -53,6 +54,30 @@ def test_not_while_garbage_is_collected(collector: list[Any]) -> None:
         time.sleep(10)
     assert told and all(told) and not in_finalizer(sys._getframe())
     assert time.perf_counter() - start < 5, "it ends a sleep"
+
+
+def test_raised_again_if_it_is_swallowed(collector: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the garbage collector calls something just then: of which nothing can be seen before."""
+    monkeypatch.setattr(background, "in_finalizer", lambda frame: False)
+    swallowed: list[bool] = []
+
+    def called(phase: str, _: dict[str, int]) -> None:
+        if phase == "stop" and not swallowed:
+            try:
+                interrupt_soon()
+                time.sleep(10)
+            except KeyboardInterrupt:
+                swallowed.append(True)
+                raise
+
+    collector.append(called)
+    start, hook = time.perf_counter(), sys.unraisablehook
+    with pytest.raises(KeyboardInterrupt):
+        gc.collect()
+        time.sleep(10)
+    assert swallowed == [True] and time.perf_counter() - start < 5
+    time.sleep(2 * background._WATCHED)
+    assert sys.unraisablehook is hook
 
 
 def test_not_within_a_weak_reference(collector: list[Any]) -> None:

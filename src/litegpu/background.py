@@ -220,6 +220,8 @@ _left: set[threading.Thread] = set()
 #: Functions that Python calls as something is freed: ours, and those of its own modules; seconds in which one returns.
 _FINALIZERS = ("__del__", "_freed")
 _WEAK, _OF_WEAK, _SOON = ("weakref", "_weakrefset"), ("remove", "_remove", "_cb", "__call__"), 0.001
+#: Seconds for which an interrupt that was raised is watched: whether something has swallowed it.
+_WATCHED = 0.25
 
 
 def leave(work: Callable[[], None]) -> None:
@@ -251,10 +253,30 @@ def in_finalizer(frame: FrameType | None) -> bool:
 
 
 def interrupt_soon() -> None:
-    """Raise KeyboardInterrupt in the main thread once that is in no finalizer any more: for one that has caught it."""
+    """Raise KeyboardInterrupt in the main thread once that is in no finalizer any more: for one that has caught it.
+    Where it is swallowed all the same, as one may begin just then, it is raised again."""
 
     def interrupt() -> None:
-        main = threading.main_thread().ident or 0
+        main, lost = threading.main_thread(), threading.Event()
+        before = sys.unraisablehook
+
+        def told(unraisable: Any) -> None:
+            if unraisable.exc_type is KeyboardInterrupt and threading.current_thread() is main:
+                lost.set()
+            else:
+                before(unraisable)
+
+        sys.unraisablehook = told
+        try:
+            raise_it(main.ident or 0)
+            while lost.wait(_WATCHED):
+                lost.clear()
+                raise_it(main.ident or 0)
+        finally:
+            if sys.unraisablehook is told:
+                sys.unraisablehook = before
+
+    def raise_it(main: int) -> None:
         while in_finalizer(sys._current_frames().get(main)):
             time.sleep(_SOON)
         if hasattr(signal, "pthread_kill") and callable(signal.getsignal(signal.SIGINT)):
