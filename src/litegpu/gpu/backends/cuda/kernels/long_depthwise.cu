@@ -8,7 +8,7 @@
 //
 // Constants from the host: HALF (the input), BYTES (the input: 1 signed, 2 unsigned) with ZERO_POINT; LANES OUTPUTS; ALONG_X
 // (A is x, else y); SPACING PHASES STEP; WC WA WO (threads of a workgroup: along chunks, A, O), GROUPS_C GROUPS_A GROUPS_O
-// (workgroups along these, then images); CHUNKS; FINITE (all weights are); KERNEL_H and those of the layer.
+// (workgroups along these, then images); CHUNKS; FINITE (all weights are); AT_ONCE (taps that are unrolled); KERNEL_H and those of the layer.
 #if BYTES
 typedef int4 Four;
 typedef int Number;
@@ -77,8 +77,7 @@ constexpr int TAP_A = 1, TAP_O = KERNEL_W;
 #define OUT_O OUT_W
 constexpr int TAP_A = KERNEL_W, TAP_O = 1;
 #endif
-// Taps that are unrolled, whose loads are under way at once: a multiple of OUTPUTS.
-constexpr int AT_ONCE = OUTPUTS > 16 ? OUTPUTS : 16;
+static_assert(AT_ONCE % OUTPUTS == 0, "a round of taps turns the ring once or more");
 
 extern "C" __global__ void __launch_bounds__(WC * WA * WO) NAME(const SOURCE* x, const Four* w EPILOGUE_BUFFERS) {
   wait_for_predecessors();

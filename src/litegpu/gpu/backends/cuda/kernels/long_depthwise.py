@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from litegpu.gpu.backends.cuda.kernels.depthwise_block import chunks_of, estimate, kind_of, lanes_of, packed
-from litegpu.gpu.backends.cuda.kernels.layer import LOAD, NARROW, Layer
+from litegpu.gpu.backends.cuda.kernels.layer import Layer
 from litegpu.gpu.backends.cuda.kernels.source import native_launch
 from litegpu.gpu.kernels.access import Operands
 from litegpu.gpu.kernels.context import KernelContext, Launch
@@ -20,7 +20,7 @@ LONG = 9
 OUTPUTS = (1, 2, 4, 8, 16)
 MOST_SUMS = 64
 MOST_THREADS = 256
-#: Taps whose loads are under way at once, and until these have arrived, in microseconds.
+#: Taps whose loads are under way at once, a multiple of all OUTPUTS, and until these have arrived, in microseconds.
 AT_ONCE, ARRIVAL = 16, 0.3
 
 
@@ -127,7 +127,7 @@ def launch(ctx: KernelContext, layer: Layer, block: LongBlock) -> Launch:
     operands: Operands = {"x": layer.source, "w": weights.astype(np.int32) if layer.whole_numbers else weights}
     constants: dict[str, int | str] = {
         **layer.constants(), "HALF": int(layer.half), "BYTES": kind_of(layer), "ZERO_POINT": layer.op.zero_point or 0,
-        "SOURCE": (NARROW if layer.whole_numbers else {t: load for t, (load, _) in LOAD.items()})[layer.source.dtype],
+        "SOURCE": layer.load[0], "AT_ONCE": AT_ONCE,
         "KERNEL_H": layer.weights.shape[1], "LANES": block.lanes, "OUTPUTS": block.outputs, "ALONG_X": int(axis == 2),
         "SPACING": spacing, "PHASES": phases, "STEP": spacing * layer.op.stride[axis - 1],
         "WC": block.chunks, "WA": block.along, "WO": block.across,

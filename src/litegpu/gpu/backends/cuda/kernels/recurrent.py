@@ -9,7 +9,7 @@ from litegpu.gpu.graph import Custom, fits_half
 from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.kernels.lstm import Lstm
 
-#: How much of the other kernel's estimate that of the products on tensor cores may be, which are not measured.
+#: How much of the other kernel's estimate that of the products on tensor cores may be (two networks were measured).
 TENSOR_PAYS = 0.8
 
 

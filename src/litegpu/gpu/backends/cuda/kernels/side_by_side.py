@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -32,25 +32,22 @@ def can_join(launches: Sequence[Launch]) -> bool:
 def side_by_side(launches: Sequence[Launch]) -> Launch:
     """One launch of all of them, which can_join(): the workgroups of the first come first. Each kernel is a namespace
     of the text, with macros of its own."""
-    kernels = [launch.kernel for launch in launches]
+    kernels = [launch.kernel for launch in launches if isinstance(launch.kernel, NativeKernel)]
     parts, calls, parameters = [], [], []
     buffers: list[NativeBuffer] = []
     operands: dict[str, View | np.ndarray] = {}
     rounds: list[str] = []
     begin = 0
     for i, (launch, kernel) in enumerate(zip(launches, kernels, strict=True)):
-        assert isinstance(kernel, NativeKernel)
         names = [f"part{i}_{buffer.name}" for buffer in kernel.buffers]
         parts.append(_part(i, kernel, begin))
         begin += kernel.dispatch[0]
         calls.append(f"  if (blockIdx.x < {begin}) return part{i}::{kernel.name}({_given(names)});")
         parameters += [f"void* {name}" for name in names]
         buffers += [NativeBuffer(n, b.access) for n, b in zip(names, kernel.buffers, strict=True)]
-        operands |= _renamed(names, kernel, launch.operands)
+        operands |= {n: launch.operands[b.name] for n, b in zip(names, kernel.buffers, strict=True)}
         rounds += [f"part{i}_{name}" for name in launch.rounds]
-    first = kernels[0]
-    assert isinstance(first, NativeKernel)
-    name = f"{first.name}_parts"
+    name = f"{kernels[0].name}_parts"
     threads = "part0::LAUNCH_THREADS, part0::LAUNCH_RESIDENT"
     entry = [
         _ANY,
@@ -59,12 +56,10 @@ def side_by_side(launches: Sequence[Launch]) -> Launch:
         "}",
     ]
     joined = NativeKernel(
-        name, "\n".join([*parts, *entry]) + "\n", first.workgroup, (begin, 1, 1), tuple(buffers),
-        max(k.shared_bytes for k in kernels if isinstance(k, NativeKernel)),
-        tuple(dict.fromkeys(o for k in kernels if isinstance(k, NativeKernel) for o in k.options)),
+        name, "\n".join([*parts, *entry]) + "\n", kernels[0].workgroup, (begin, 1, 1), tuple(buffers),
+        max(k.shared_bytes for k in kernels), tuple(dict.fromkeys(o for k in kernels for o in k.options)),
     )  # fmt: skip
-    variants = [launch.variant for launch in launches]
-    variant = " | ".join(dict.fromkeys(variants))
+    variant = " | ".join(dict.fromkeys(launch.variant for launch in launches))
     return Launch(
         joined, operands, launches[0].label, variant, rounds=rounds, narrow=any(launch.narrow for launch in launches)
     )
@@ -84,9 +79,3 @@ def _part(i: int, kernel: NativeKernel, begin: int) -> str:
 
 def _given(names: Sequence[str]) -> str:
     return ", ".join(f"Any{{{name}}}" for name in names)
-
-
-def _renamed(
-    names: Sequence[str], kernel: NativeKernel, operands: Mapping[str, View | np.ndarray]
-) -> dict[str, View | np.ndarray]:
-    return {name: operands[b.name] for name, b in zip(names, kernel.buffers, strict=True)}
