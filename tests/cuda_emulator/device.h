@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <tuple>
 #include <ucontext.h>
@@ -27,6 +28,7 @@ VECTOR(uint, unsigned, 4)
 #define __forceinline__ inline
 #define __restrict__
 #define __launch_bounds__(...)
+#define __grid_constant__
 #define __align__(n) alignas(n)
 #define __shared__ static
 
@@ -310,7 +312,13 @@ inline void end_products() {}
 // And pipeline.cu. The signals are kept aside: shared memory has zeros in their places.
 namespace emulator {
 inline std::map<unsigned, Signal> signals;
-struct Late { unsigned signal, at; const void* from; unsigned bytes; std::vector<Copy> copies; };
+struct Late {
+  unsigned signal, at;
+  const void* from;
+  unsigned bytes;
+  std::vector<Copy> copies;
+  std::function<void()> rows;  // in place of `from`
+};
 inline std::vector<Late> late;  // copies that tell a signal
 inline unsigned here(unsigned at) { return at + current->rank * memory_each; }  // in all of the memory
 inline Signal& signal_at(unsigned at) {  // of all of the memory, as below
@@ -331,8 +339,8 @@ inline void arrive(unsigned at) {
 }
 inline void perform(const Late& l) {
   for (const Copy& c : l.copies) perform(c);
-  if (l.from) {
-    std::memcpy(memory + l.at, l.from, l.bytes);
+  if (l.from || l.rows) {
+    if (l.rows) l.rows(); else std::memcpy(memory + l.at, l.from, l.bytes);
     signal_at(l.signal).bytes -= l.bytes;
     settle(signal_at(l.signal));
   } else {
@@ -368,6 +376,10 @@ inline void barrier_copy(unsigned at, unsigned to, const void* from, unsigned by
   emulator::arrive(emulator::here(at));
   emulator::late.push_back({emulator::here(at), emulator::here(to), from, bytes, {}});
 }
+namespace emulator {
+inline std::map<std::pair<unsigned, unsigned>, unsigned> told;  // of a workgroup's barriers: those who do not wait
+}
+inline void team_arrive(unsigned barrier, unsigned threads) { emulator::told[{emulator::current->rank, barrier}]++; }
 inline void team_sync(unsigned barrier, unsigned threads) {
   emulator::current->state = emulator::AT_TEAM;
   emulator::current->team = barrier;
@@ -394,6 +406,33 @@ template <class Words> void cluster_send(unsigned at, unsigned barrier, unsigned
 }
 template <unsigned count> void registers_drop() {}
 template <unsigned count> void registers_take() {}
+
+// And bulk.cu. A map is what libcuda.cpp writes down of it.
+struct alignas(64) TensorMap { unsigned long long from, elements, rows, pitch, box_elements, box_rows, size, more[9]; };
+inline void fetch_map(const TensorMap*) {}
+inline void copy_rows(unsigned at, unsigned to, const TensorMap* map, unsigned element, unsigned row) {
+  if (to % 1024) emulator::fail("a tile is not aligned as its chunks are permuted");
+  const TensorMap m = *map;
+  const unsigned first = emulator::here(to), bytes = m.box_elements * m.size;
+  emulator::late.push_back({emulator::here(at), first, nullptr, (unsigned)m.box_rows * bytes, {}, [=] {
+    for (unsigned r = 0; r < m.box_rows; r++)
+      for (unsigned b = 0; b < bytes; b++) {
+        const bool real = row + r < m.rows && element + b / m.size < m.elements;
+        emulator::memory[first + r * bytes + (b / 16 ^ r % 8) * 16 + b % 16] =
+            real ? ((const unsigned char*)m.from)[(row + r) * m.pitch + element * m.size + b] : 0;
+      }
+  }});
+}
+template <unsigned count> void copy_for_all(unsigned at, unsigned to, const void* from, unsigned bytes) {
+  if (to % 16 || bytes % 16 || (uintptr_t)from % 16) emulator::fail("a bulk copy is not aligned");
+  for (unsigned i = 0; i < count; i++) {
+    const unsigned there = (count > 1 ? i : emulator::current->rank) * emulator::memory_each;
+    emulator::late.push_back({at + there, to + there, from, bytes, {}, {}});
+  }
+}
+template <unsigned count> void cluster_barrier_arrive(unsigned at, unsigned part) {
+  emulator::arrive(at + (count > 1 ? part : emulator::current->rank) * emulator::memory_each);
+}
 
 namespace emulator {
 inline unsigned place_in(unsigned long long matrix, unsigned row, unsigned byte) {
@@ -512,9 +551,11 @@ inline bool release_teams() {
   for (Thread& t : threads) {
     if (t.state == AT_SIGNAL && signal_at(t.signal).phase % 2 != t.parity) t.state = RUNNING, released = true;
     if (t.state != AT_TEAM) continue;
-    unsigned here = 0;
+    unsigned& arrived = told[{t.rank, t.team}];
+    unsigned here = arrived;
     for (const Thread& other : threads) here += other.state == AT_TEAM && other.team == t.team && other.rank == t.rank;
     if (here < t.members) continue;
+    arrived = 0;
     for (Thread& other : threads)
       if (other.state == AT_TEAM && other.team == t.team && other.rank == t.rank) other.state = RUNNING;
     released = true;
@@ -563,6 +604,7 @@ inline void run_group(uint3 size, unsigned shared_bytes) {
   std::memset(memory, NOTHING_YET, sizeof(memory));
   signals.clear();
   late.clear();
+  told.clear();
   const unsigned all = warps * (threads.size() / each);
   for (bool backward = false, alive = true; alive; backward = !backward) {
     for (unsigned i = 0; i < all; i++) {

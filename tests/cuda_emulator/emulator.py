@@ -89,6 +89,7 @@ def _compile(kernel: KernelCode) -> bytes:
         .replace(text_of("cluster.cu"), "")
         .replace(text_of("pipeline.cu"), "")
         .replace(text_of("remote.cu"), "")
+        .replace(text_of("bulk.cu"), "")
         .replace(text_of("diagonal.cu"), "")
         .replace(text_of("diagonal_bytes.cu"), "")
         .replace(text_of("panels.cu"), "")

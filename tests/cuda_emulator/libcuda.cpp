@@ -260,6 +260,17 @@ API cuLaunchKernelEx(const Config* c, Handle f, void** params, void**) {
   });
 }
 
+// What device.h reads: the address, elements and rows, the pitch, the box, bytes of an element.
+API cuTensorMapEncodeTiled(uint64_t* map, int kind, unsigned rank, void* from, const uint64_t* sizes, const uint64_t* pitches,
+                           const unsigned* box, const unsigned* steps, int interleave, int permuted, int, int) {
+  const uint64_t size = kind == 0 ? 1 : kind == 6 ? 2 : 0;
+  if (!size || rank != 2 || interleave != 0 || permuted != 3 || steps[0] != 1 || steps[1] != 1) return INVALID_VALUE;
+  if ((uintptr_t)from % 16 || pitches[0] % 16 || box[0] * size != 128 || box[1] > 256 || !sizes[0] || !sizes[1]) return INVALID_VALUE;
+  const uint64_t all[] = {(uint64_t)from, sizes[0], sizes[1], pitches[0], box[0], box[1], size};
+  memcpy(map, all, sizeof(all));
+  return SUCCESS;
+}
+
 API cuStreamCreate(Handle* s, unsigned flags) { IN_CONTEXT; return make(s, new Stream{false, {}, flags}); }
 API cuStreamDestroy(Handle s) { IN_CONTEXT; return destroy<Stream>(s); }
 API cuStreamSynchronize(Handle s) { IN_CONTEXT; ALIVE_STREAM(s); return uintptr_t(s) > 2 && ((Stream*)s)->capturing ? CAPTURE_INVALID : SUCCESS; }

@@ -32,7 +32,7 @@ from litegpu.gpu.cache_entry import CacheEntry, EntryError, decode, encode
 from litegpu.gpu.cache_folder import CacheFolder
 from litegpu.gpu.delegate.cache_key import fingerprint
 from litegpu.gpu.graph import DType
-from litegpu.gpu.program import Binding, Dispatch, KernelCode, MemoryReport, Port, Program
+from litegpu.gpu.program import Binding, Dispatch, KernelCode, MemoryReport, Port, Program, RowMap
 from litegpu.model.builder import ModelBuilder
 from litegpu.model.types import TensorType
 from litegpu.own_folder import default_folder
@@ -51,10 +51,13 @@ def network(seed: int = 0) -> bytes:
     return b.build()
 
 
+MAP = RowMap(0, 32, (5, 24), 64, (2, 8), 2)
+
+
 def example(key: str = "k", size: int = 300, images: tuple[bytes, ...] = (b"image", b"")) -> CacheEntry:
     port = Port("x", 0, (1, 2, 3, 4), DType.FLOAT16, 0, 48, ((0, 1), (2, 0)))
     program = Program(
-        kernels=(KernelCode("a", "text ä", (8, 4, 1), ("read", "read_write"), 16, ("-x",)),),
+        kernels=(KernelCode("a", "text ä", (8, 4, 1), ("read", "read_write"), 16, ("-x",), (MAP,)),),
         dispatches=(
             Dispatch(0, (3, 2, 1), (Binding("arena", 0, 64), Binding("constants", 0, 16)), "conv [1]", (1, 2)),
         ),

@@ -366,9 +366,12 @@ class _Code:
             source = self.backend.turned(source)
         if source not in self.index:
             self.index[source] = len(self.kernels)
-            access = tuple(m.access for m in kernel.buffers)
-            more = (kernel.shared_bytes, kernel.options) if isinstance(kernel, NativeKernel) else (0, self.options)
-            self.kernels.append(KernelCode(kernel.name, source, kernel.workgroup, access, *more))
+            if isinstance(kernel, NativeKernel):
+                code = dataclasses.replace(kernel.code, source=source)
+            else:
+                access = tuple(m.access for m in kernel.buffers)
+                code = KernelCode(kernel.name, source, kernel.workgroup, access, 0, self.options)
+            self.kernels.append(code)
         return self.index[source]
 
 

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from litegpu.gpu.graph import DType
-from litegpu.gpu.program import Binding, Dispatch, KernelCode, MemoryReport, Port, Program, Region
+from litegpu.gpu.program import Binding, Dispatch, KernelCode, MemoryReport, Port, Program, Region, RowMap
 
 #: To be raised with every change of the format or of what a Program means.
-MAGIC = b"litegpu-entry-04"
+MAGIC = b"litegpu-entry-05"
 _CHECKSUM = 32
 _LENGTH = struct.Struct("<Q")
 _START = len(MAGIC) + _CHECKSUM + _LENGTH.size
@@ -58,7 +58,10 @@ def encode(entry: CacheEntry) -> list[bytes | memoryview]:
             "about": dict(entry.about),
             "blobs": places,
             "images": len(entry.images),
-            "kernels": [(k.name, k.workgroup, k.access, k.shared_bytes, k.options) for k in program.kernels],
+            "kernels": [
+                (k.name, k.workgroup, k.access, k.shared_bytes, k.options, [_map(m) for m in k.maps])
+                for k in program.kernels
+            ],
             "dispatches": [
                 (d.kernel, d.groups, [(b.space, b.offset, b.size) for b in d.bindings], d.label, d.sources)
                 for d in program.dispatches
@@ -131,8 +134,8 @@ def _entry(header: Mapping[str, Any], room: memoryview) -> CacheEntry:
     if len(blobs) != 1 + count + images:
         raise ValueError(f"{len(blobs)} blobs for {count} kernels and {images} images")
     kernels = tuple(
-        KernelCode(name, str(text, "utf-8"), _triple(workgroup), tuple(access), shared, tuple(options))
-        for (name, workgroup, access, shared, options), text in zip(
+        KernelCode(name, str(text, "utf-8"), _triple(workgroup), tuple(access), shared, tuple(options), _maps(maps))
+        for (name, workgroup, access, shared, options, maps), text in zip(
             header["kernels"], blobs[1 : 1 + count], strict=True
         )
     )
@@ -166,6 +169,22 @@ def _ports(rows: Sequence[Sequence[Any]]) -> tuple[Port, ...]:
         places = None if uses is None else tuple((i, n) for i, n in uses)
         ports.append(Port(name, tensor, tuple(shape), DType(dtype), offset, nbytes, places, bool(rounded)))
     return tuple(ports)
+
+
+def _map(one: RowMap) -> tuple[Any, ...]:
+    return one.binding, one.offset, one.shape, one.pitch, one.box, one.size
+
+
+def _maps(rows: Sequence[Sequence[Any]]) -> tuple[RowMap, ...]:
+    return tuple(
+        RowMap(binding, offset, _pair(shape), pitch, _pair(box), size)
+        for binding, offset, shape, pitch, box, size in rows
+    )
+
+
+def _pair(numbers: Sequence[int]) -> tuple[int, int]:
+    x, y = numbers
+    return x, y
 
 
 def _triple(numbers: Sequence[int]) -> tuple[int, int, int]:

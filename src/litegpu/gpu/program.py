@@ -10,6 +10,19 @@ from litegpu.gpu.graph import DType, Shape
 
 
 @dataclass(frozen=True)
+class RowMap:
+    """How bulk copies of the device find rows of a binding: a further argument of a native kernel, behind those of its
+    bindings (CUDA: a tensor map of two dimensions, whose copies permute the chunks of 128 bytes)."""
+
+    binding: int
+    offset: int  # bytes from where the binding begins
+    shape: tuple[int, int]  # rows, and elements of each
+    pitch: int  # bytes from row to row
+    box: tuple[int, int]  # what is copied at once
+    size: int  # bytes of an element: 2, of halves, or 1
+
+
+@dataclass(frozen=True)
 class KernelCode:
     """One kernel's text for one target."""
 
@@ -19,6 +32,7 @@ class KernelCode:
     access: tuple[str, ...]  # per binding, in order: "read" or "read_write"
     shared_bytes: int = 0  # of shared memory to give at launch, beside what the text declares: of native kernels
     options: tuple[str, ...] = ()  # further options of the compiler: of native kernels
+    maps: tuple[RowMap, ...] = ()  # of native kernels
 
 
 @dataclass(frozen=True)

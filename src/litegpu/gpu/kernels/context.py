@@ -11,6 +11,7 @@ import numpy as np
 from litegpu.gpu.graph import Graph, Node, Value
 from litegpu.gpu.lang import Kernel
 from litegpu.gpu.lang.features import Features
+from litegpu.gpu.program import KernelCode, RowMap
 from litegpu.gpu.view import View
 
 
@@ -65,6 +66,13 @@ class NativeKernel:
     buffers: tuple[NativeBuffer, ...]
     shared_bytes: int = 0  # to give at launch
     options: tuple[str, ...] = ()  # of the compiler
+    maps: tuple[RowMap, ...] = ()  # arguments behind those of the buffers
+
+    @property
+    def code(self) -> KernelCode:
+        """As programs have it."""
+        access = tuple(buffer.access for buffer in self.buffers)
+        return KernelCode(self.name, self.source, self.workgroup, access, self.shared_bytes, self.options, self.maps)
 
 
 @dataclass(frozen=True)

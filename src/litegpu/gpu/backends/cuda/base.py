@@ -28,7 +28,7 @@ from litegpu.gpu.backends.cuda.overlap import (
     shared_memory_percent,
 )
 from litegpu.gpu.backends.cuda.requirements import CONDITIONAL, PROGRAMMATIC
-from litegpu.gpu.program import KernelCode, Program
+from litegpu.gpu.program import KernelCode, Program, RowMap
 
 _NUDGE_BYTES = 256
 
@@ -133,7 +133,7 @@ class CudaDeviceBase:
         loaded = []
         with self._lock, self.context:
             for kernel, image in zip(kernels, images, strict=True):
-                key = (kernel.name, kernel.shared_bytes, image, overlap)
+                key = (kernel.name, kernel.shared_bytes, kernel.maps, image, overlap)
                 one = self._loaded.get(key)
                 if one is None:
                     one = self._loaded[key] = LoadedKernel(self, kernel, image, overlap)
@@ -146,7 +146,7 @@ class CudaDeviceBase:
         return int(checked(driver.cuDeviceGetAttribute(which, self.handle), f"cuDeviceGetAttribute {name}"))
 
 
-_Key = tuple[str, int, bytes, Overlap]
+_Key = tuple[str, int, tuple[RowMap, ...], bytes, Overlap]
 
 
 class _Module:
@@ -175,6 +175,7 @@ class LoadedKernel:
     def __init__(self, device: CudaDeviceBase, kernel: KernelCode, image: bytes, overlap: Overlap) -> None:
         self.device = device
         self.name = kernel.name
+        self.maps = kernel.maps
         self.waits = overlap.waits and WAIT in kernel.source
         threads = kernel.workgroup[0] * kernel.workgroup[1] * kernel.workgroup[2]
         what = f"{device}: kernel {kernel.name!r}"

@@ -12,6 +12,10 @@ from cuda.bindings import driver
 
 from litegpu.gpu.backends.cuda.base import LoadedKernel
 from litegpu.gpu.backends.cuda.driver import checked
+from litegpu.gpu.program import RowMap
+
+#: Of the driver's tensor map.
+_MAP_BYTES, _MAP_ALIGNMENT = 128, 64
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,7 @@ class GraphLaunch:
     params: Any
     arguments: Any
     early: bool = True
+    maps: tuple[Any, ...] = ()  # arguments behind the addresses, kept
 
     def enqueue(self, stream: Any, overlap: bool = False) -> None:
         """Put the kernel on the stream. `overlap`: where its text waits for the kernel in front of it by itself, it may
@@ -56,11 +61,33 @@ def make_launch(
     label: str,
     addresses: list[int],
 ) -> GraphLaunch:
-    """A launch whose parameters are device pointers."""
+    """A launch whose parameters are device pointers, and the maps that its kernel has."""
     arguments = (ctypes.c_uint64 * len(addresses))(*addresses)
     first, size = ctypes.addressof(arguments), ctypes.sizeof(ctypes.c_uint64)
-    params = (ctypes.c_void_p * len(addresses))(*(first + i * size for i in range(len(addresses))))
-    return GraphLaunch(kernel, groups, workgroup, shared_bytes, label, params, arguments)
+    places = [first + i * size for i in range(len(addresses))]
+    maps = tuple(encoded(one, addresses[one.binding]) for one in kernel.maps)
+    places += [ctypes.addressof(one) for one in maps]
+    params = (ctypes.c_void_p * len(places))(*places)
+    return GraphLaunch(kernel, groups, workgroup, shared_bytes, label, params, arguments, maps=maps)
+
+
+def encoded(rows: RowMap, address: int) -> Any:
+    """The driver's tensor map of rows of what lies at an address, as bytes that live as long as the answer."""
+    kinds, wide, narrow = driver.CUtensorMapDataType, driver.cuuint64_t, driver.cuuint32_t
+    kind = {1: kinds.CU_TENSOR_MAP_DATA_TYPE_UINT8, 2: kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16}[rows.size]
+    answer = driver.cuTensorMapEncodeTiled(
+        kind, 2, address + rows.offset, [wide(rows.shape[1]), wide(rows.shape[0])], [wide(rows.pitch)],
+        [narrow(rows.box[1]), narrow(rows.box[0])], [narrow(1), narrow(1)],
+        driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+        driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )  # fmt: skip
+    found = checked(answer, f"tensor map of {rows.shape[0]} rows of {rows.shape[1]}")
+    room = (ctypes.c_ubyte * (_MAP_BYTES + _MAP_ALIGNMENT))()
+    own = (ctypes.c_ubyte * _MAP_BYTES).from_buffer(room, -ctypes.addressof(room) % _MAP_ALIGNMENT)
+    ctypes.memmove(own, found.getPtr(), _MAP_BYTES)
+    return own
 
 
 def captured(stream: Any, enqueue: Callable[[], object]) -> Any:

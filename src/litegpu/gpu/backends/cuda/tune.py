@@ -105,10 +105,7 @@ class CudaTuner:
         kernels = [_native(launch) for launch in launches]
         key = tuple(k.source for k in kernels)
         if key not in self._known:
-            codes = [
-                KernelCode(k.name, k.source, k.workgroup, tuple(b.access for b in k.buffers), k.shared_bytes, k.options)
-                for k in kernels
-            ]
+            codes = [kernel.code for kernel in kernels]
             loaded = self._load(codes)
             self._known[key] = [
                 math.inf if one is None else self._time(launch, code, one)

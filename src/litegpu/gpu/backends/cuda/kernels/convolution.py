@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from litegpu.gpu.backends.cuda.kernels import (
     overlapped,
     patch,
     persistent,
+    pingpong,
     row_norm,
     runs,
     specialized,
@@ -26,7 +27,7 @@ from litegpu.gpu.backends.cuda.kernels import (
     wide_stem,
     window,
 )
-from litegpu.gpu.backends.cuda.kernels.layer import Layer, is_half, residuals_of
+from litegpu.gpu.backends.cuda.kernels.layer import Layer, has_functions, is_half, residuals_of
 from litegpu.gpu.backends.cuda.kernels.offer import Option, cheapest
 from litegpu.gpu.backends.cuda.kernels.overlapped import will_overlap
 from litegpu.gpu.backends.cuda.kernels.prologue import constants_of, factors_bytes, files_of, instructions, operands_of
@@ -73,7 +74,8 @@ def build(ctx: KernelContext) -> list[Launch] | None:
     if half is None:
         return None
     run, floats = (runs.run_of(ctx), runs.run_of(ctx, floats=True)) if half else (0, 0)
-    return [fastest(ctx, Layer(op, source, weights, ctx.output.shape, half, residuals_of(ctx), run=run, floats=floats))]
+    layer = Layer(op, source, weights, ctx.output.shape, half, residuals_of(ctx), run=run, floats=floats)
+    return [fastest(ctx, replace(layer, functions=has_functions(node.epilogue)))]
 
 
 #: An estimate, what launches the kernel, and candidates, the cheapest first.
@@ -85,8 +87,10 @@ def fastest(ctx: KernelContext, layer: Layer, where: Where | None = None) -> Lau
     others if some are to be measured. `where`: as for native_launch, if the layer's output is a part of the node's."""
     layer = _of_wider_pixels(layer, ctx.features)
     units, kernels = ctx.features.compute_units, _kernels(layer, ctx.features)
-    first = _cheapest(layer, kernels, units)
     together = ctx.features.capability == WARPGROUP_CAPABILITY and will_overlap(ctx.graph)
+    if together:  # where it was not measured
+        kernels = [kernel for kernel in kernels if kernel[1] is not pingpong.launch]
+    first = _cheapest(layer, kernels, units)
     if layer.half and together and layer.gate is None:  # gates were not measured
         kernels, first = _overlapping(layer, kernels, first, ctx.features)
     options = [(of(layer, one, units), make, one) for of, make, found in kernels for one in found[: ctx.most]]
@@ -128,6 +132,7 @@ def _options(layer: Layer, features: Features) -> tuple[Sequence[WorkgroupTile],
         (specialized.cost, *divided),
         (persistent.cost, persistent.launch, persistent.ranked(layer, capability, units)),
         (columns.cost, columns.launch, columns.ranked(layer, capability, units)),
+        (pingpong.cost, pingpong.launch, pingpong.ranked(layer, capability, units)),
     ]
     if layer.prologue is None and layer.norm is None:  # which these do not know
         blocks = that_fit(window.ranked(layer, units), functools.partial(window.shared_bytes, layer), capability)

@@ -15,6 +15,7 @@ from litegpu.gpu.backends.cuda.kernels import (
     halo,
     overlapped,
     persistent,
+    pingpong,
     runs,
     specialized,
     stem,
@@ -61,6 +62,9 @@ def build(ctx: KernelContext) -> list[Launch] | None:
     options += [(halo.cost(layer, tile, units), halo.launch, tile) for tile in halo.ranked(layer, capability, units)]
     staying = persistent.ranked(layer, capability, units)
     options += [(persistent.cost(layer, tile, units), persistent.launch, tile) for tile in staying]
+    if not together:
+        turns = pingpong.ranked(layer, capability, units)
+        options += [(pingpong.cost(layer, tile, units), pingpong.launch, tile) for tile in turns]
     if capability != WARPGROUP_CAPABILITY or (not layer.vector and weights.shape[3] <= FEW_CHANNELS):
         options += by_warps(layer, capability, units)
     if not options:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from litegpu.gpu.backends.cuda.kernels.channelwise import Channelwise
-from litegpu.gpu.graph import RESULT, Conv2D, DType, Expr, LayerNorm, Reshape, Step, fits_half
+from litegpu.gpu.graph import RESULT, Apply, Conv2D, DType, Expr, LayerNorm, Reshape, Step, fits_half
 from litegpu.gpu.kernels.blocking import fit_bytes
 from litegpu.gpu.kernels.context import KernelContext
 from litegpu.gpu.view import View, follow
@@ -20,6 +20,8 @@ from litegpu.gpu.view import View, follow
 LOAD = {DType.FLOAT16: ("unsigned short", "half_to_float(value)"), DType.FLOAT32: ("float", "value")}
 #: The same for stored numbers, from which the zero point is still to be subtracted.
 NARROW = {DType.INT8: "signed char", DType.UINT8: "unsigned char", DType.INT16: "short"}
+#: Of epilogues, those that take many instructions.
+_FUNCTIONS = {"erf", "exp", "expm1", "log", "sigmoid", "sin", "cos", "tanh"}
 #: What is outside, as border.cu calls it.
 BORDER = {"zero": "ZERO", "reflect": "REFLECT", "symmetric": "SYMMETRIC"}
 
@@ -37,6 +39,11 @@ def residuals_of(ctx: KernelContext) -> int:
     """How many values as large as the output the node's epilogue reads."""
     shape = ctx.output.shape
     return sum(not ctx.value(v).is_constant and ctx.value(v).shape == shape for v in ctx.node.operands)
+
+
+def has_functions(expr: Expr) -> bool:
+    """Whether an epilogue has functions that take many instructions."""
+    return isinstance(expr, Apply) and (expr.fn in _FUNCTIONS or any(map(has_functions, expr.args)))
 
 
 def channels_at_once(view: View, lengths: Sequence[int]) -> int:
@@ -87,6 +94,7 @@ class Layer:
     fetched: tuple[Step, ...] = ()  # how the input's rows are moved first, of convolutions 1x1 without padding
     behind: NormBehind | None = None  # of what the layer gives
     side: int = 1  # of squares of the output, of which the largest number alone is stored
+    functions: bool = False  # has_functions() of the epilogue, of those that estimates are to know it of
 
     @property
     def load(self) -> tuple[str, str]:

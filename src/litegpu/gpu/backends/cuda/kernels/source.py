@@ -19,6 +19,7 @@ from litegpu.gpu.kernels.terms import sum_type
 from litegpu.gpu.lang import TracedValue, Type, u32
 from litegpu.gpu.lang.kernel import Kernel
 from litegpu.gpu.lang.tracing import trace_function
+from litegpu.gpu.program import RowMap
 from litegpu.gpu.view import View
 
 Dim3 = tuple[int, int, int]
@@ -81,10 +82,12 @@ def native_launch(
     needed: tuple[str, ...] = (),
     runs: RunEpilogue | None = None,
     rounds: Collection[str] = (),
+    maps: tuple[RowMap, ...] = (),
 ) -> Launch:
     """A launch of the kernel `name` in `files`, compiled with `constants` as macros.
 
-    The kernel's parameters are `operands` in order (name -> View or constant array), then EPILOGUE_BUFFERS. Its macro
+    The kernel's parameters are `operands` in order (name -> View or constant array), then EPILOGUE_BUFFERS, and `maps`
+    as constants of the type TensorMap (bulk.cu). Its macro
     STORE(pixel, quad, value) applies the node's epilogue to four channels, a float4 (of the integer convolutions and
     products an int4), of pixel number `pixel` (row-major over B, H, W, unless `where` says otherwise) and stores them;
     with `pixels`, so many at once: STORE(pixel, ..., quad, value, ...). Those whose number is `pixel_count`
@@ -129,7 +132,9 @@ def native_launch(
         *(f"#define {macro} {value}" for macro, value in macros.items()),
         *map(text_of, files),
     ]
-    kernel = NativeKernel(name, "\n".join(parts) + "\n", workgroup, dispatch, tuple(buffers), shared_bytes, options)
+    kernel = NativeKernel(
+        name, "\n".join(parts) + "\n", workgroup, dispatch, tuple(buffers), shared_bytes, options, maps
+    )
     return Launch(kernel, bound, label, variant, rounds=rounds, narrow=runs is not None and runs.narrow)
 
 
