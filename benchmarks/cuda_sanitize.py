@@ -44,6 +44,7 @@ KERNELS = {
     "pair": ("pair", "test_tiles or test_sizes"),
     "patch": ("patch", "random"),
     "persistent": ("persistent", "some_tiles and (residual or window) or test_whole"),
+    "pingpong": ("pingpong", "elsewhere or (test_tiles and 3 and (residual or deep)) or (whole and two)"),
     "places": ("places", "agrees"),
     "prologue": ("prologue", "float32_input or nan or strides or (few and relu)"),
     "row_norm": ("row_norm", "chosen or where_they_were or windows_of or (specialized and True-100)"),

@@ -11,6 +11,7 @@ import sys
 import textwrap
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -516,7 +517,8 @@ def test_a_kernel_that_traps_is_reported(blocking: bool, device: Any) -> None:
 def test_addresses_are_64_bits_wide() -> None:
     from litegpu.gpu.backends.cuda.graph import make_launch
 
-    launch = make_launch(None, (1, 1, 1), (1, 1, 1), 0, "", [0x7FFF12345678, 1 << 47])  # type: ignore[arg-type]
+    kernel: Any = SimpleNamespace(maps=())
+    launch = make_launch(kernel, (1, 1, 1), (1, 1, 1), 0, "", [0x7FFF12345678, 1 << 47])
     first, second = (ctypes.c_uint64.from_address(p).value for p in launch.params)
     assert (first, second) == (0x7FFF12345678, 1 << 47)
 

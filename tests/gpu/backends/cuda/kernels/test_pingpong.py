@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from itertools import cycle
 
+import numpy as np
 import pytest
 from gpu.backends.cuda.kernels.test_columns import inside, needs_warpgroups
 from gpu.backends.cuda.kernels.test_convolution import check as check_layer
@@ -13,6 +14,7 @@ from gpu.backends.cuda.kernels.test_convolution import expected, network
 from gpu.backends.cuda.kernels.test_runs import check as check_bytes
 from gpu.backends.cuda.kernels.test_runs import network as network_of_bytes
 from gpu.backends.cuda.kernels.test_specialized import layer_of
+from gpu.backends.cuda.test_binding import ByDLPack
 
 from litegpu.gpu.backends.cuda.array import import_array
 from litegpu.gpu.backends.cuda.kernels import columns, convolution, integer, matvec, persistent, pingpong, specialized
@@ -94,7 +96,7 @@ def test_inputs_elsewhere(device, monkeypatch) -> None:
     held = [ByDLPack(device, array) for array in arrays]
     try:
         for i in (0, 1, 2, 1, 0):
-            session.bind("input", 0, import_array(device, held[i], "x"), "x")
+            session.bind("input", 0, import_array(device, held[i], "x", int(session._stream)), "x")
             session.run()
             got = np.zeros((1, 29, 11, 192), np.int8)
             session.read(0, got)
