@@ -17,11 +17,20 @@ from gpu.backends.cuda.kernels.test_specialized import layer_of
 from gpu.backends.cuda.test_binding import ByDLPack
 
 from litegpu.gpu.backends.cuda.array import import_array
-from litegpu.gpu.backends.cuda.kernels import columns, convolution, integer, matvec, persistent, pingpong, specialized
-from litegpu.gpu.backends.cuda.kernels.layer import Layer
+from litegpu.gpu.backends.cuda.kernels import (
+    columns,
+    convolution,
+    matvec,
+    overlapped,
+    persistent,
+    pingpong,
+    runs,
+    specialized,
+)
+from litegpu.gpu.backends.cuda.kernels.layer import Layer, has_functions
 from litegpu.gpu.backends.cuda.kernels.pingpong import PingpongTile, candidates, cost, groups_of, ranked, units_of
 from litegpu.gpu.build import build_program
-from litegpu.gpu.graph import Conv2D, DType
+from litegpu.gpu.graph import RESULT, Arg, Conv2D, DType, Literal, apply
 
 CASES = {
     "points": ((2, 37, 9, 72), (264, 1, 1, 72), Conv2D(), False),
@@ -37,13 +46,13 @@ def only(monkeypatch: pytest.MonkeyPatch, tile: PingpongTile, groups: int) -> li
     taken: list[Layer] = []
 
     def alone(layer: Layer, capability: int, units: int) -> list[PingpongTile]:
-        found = [tile] if pingpong.can(layer, capability) and pingpong.runs.run_in(layer, tile.columns) else []
+        found = [tile] if pingpong.can(layer, capability) and runs.run_in(layer, tile.columns) else []
         taken.extend([layer] * len(found))
         return found
 
     for other in (matvec, specialized, persistent, columns):
         monkeypatch.setattr(other, "ranked", lambda *_: [])
-    for module in (convolution, integer.overlapped):
+    for module in (convolution, overlapped):
         monkeypatch.setattr(module, "will_overlap", lambda graph: False)
     monkeypatch.setattr(pingpong, "ranked", alone)
     monkeypatch.setattr(pingpong, "cost", lambda *_: -1.0)
@@ -125,6 +134,12 @@ def test_functions_take_time() -> None:
     plain = replace(layer_of((64, 128, 1, 512), (2048, 1, 1, 512)), run=8)
     tile = PingpongTile(128, 128, 7, 1)
     assert cost(replace(plain, functions=True), tile, 132) > 1.1 * cost(plain, tile, 132)
+
+
+def test_functions_of_epilogues() -> None:
+    gelu = apply("mul", apply("add", RESULT, Arg(1)), apply("add", apply("erf", RESULT), Literal(1.0)))
+    assert has_functions(gelu)
+    assert not has_functions(apply("max", apply("add", RESULT, Arg(1)), Literal(0.0))) and not has_functions(RESULT)
 
 
 def test_every_tile_has_a_workgroup() -> None:
