@@ -30,8 +30,9 @@ from litegpu.gpu.backends.cuda.kernels import (
 from litegpu.gpu.backends.cuda.kernels.layer import Layer, has_functions
 from litegpu.gpu.backends.cuda.kernels.pingpong import PingpongTile, candidates, cost, groups_of, ranked, units_of
 from litegpu.gpu.build import build_program
-from litegpu.gpu.graph import RESULT, Arg, Conv2D, DType, Literal, apply
+from litegpu.gpu.graph import RESULT, Arg, Concat, Conv2D, DType, GraphBuilder, Literal, apply
 
+KERNEL = "pingpong_convolution"
 CASES = {
     "points": ((2, 37, 9, 72), (264, 1, 1, 72), Conv2D(), False),
     "residual": ((1, 45, 29, 192), (192, 1, 1, 192), Conv2D(), True),
@@ -69,7 +70,7 @@ def test_tiles(device, monkeypatch, case: str, tile: PingpongTile, groups: int) 
     shape, weights, op, residual = CASES[case]
     taken = only(monkeypatch, tile, groups)
     graph, x = network(shape, weights, op, residual=residual)
-    check_layer(device, inside(graph), x, half=True, kernel="pingpong_convolution")
+    check_layer(device, inside(graph), x, half=True, kernel=KERNEL)
     assert taken
 
 
@@ -91,6 +92,26 @@ def test_whole_numbers(device, monkeypatch, case: str, tile: PingpongTile) -> No
     graph, numbers = network_of_bytes(shape, outputs, kind, residual)
     check_bytes(device, graph, numbers, kind)
     assert taken
+
+
+@pytest.mark.cuda
+def test_part_of_a_concatenation(device, monkeypatch) -> None:
+    """Pixels that lie further apart than they have channels, and begin behind others."""
+    needs_warpgroups(device)
+    taken = only(monkeypatch, PingpongTile(128, 64, 9, 2), 2)
+    rng, builder = np.random.default_rng(3), GraphBuilder()
+
+    def layer(x: int, outputs: int) -> int:
+        *lead, channels = builder.values[x].shape
+        weights = builder.constant(rng.standard_normal((outputs, 1, 1, channels)) / np.sqrt(channels))
+        return builder.node(Conv2D(), [x, weights], builder.value((*lead, outputs), DType.FLOAT32))
+
+    x = builder.value((1, 21, 19, 64), DType.FLOAT32)
+    first, second = layer(x, 72), layer(x, 136)
+    both = builder.node(Concat(3), [first, second], builder.value((1, 21, 19, 208), DType.FLOAT32))
+    graph = builder.graph([x], [layer(layer(second, 192), 8), layer(both, 8)])
+    check_layer(device, graph, rng.standard_normal((1, 21, 19, 64)).astype(np.float32), half=True, kernel=KERNEL)
+    assert any(one.source.offset and one.pitch != one.source.shape[3] for one in taken)
 
 
 @pytest.mark.cuda
