@@ -14,7 +14,8 @@ KERNELS = {name: text for name, text in TEXTS.items() if "__global__" in text}
 #: Those of which some warps copy and others multiply, with the function of the former.
 DIVIDED = {
     "columns.cu": "if (threadIdx.x >= MULTIPLYING)",
-    "halo.cu": "copy_tiles(", "persistent.cu": "copy_tiles(", "specialized.cu": "copy_tiles(",
+    "halo.cu": "copy_tiles(", "persistent.cu": "copy_tiles(", "pingpong.cu": "copy_tiles(",
+    "specialized.cu": "copy_tiles(",
     "wide_stem.cu": "form_blocks(",
 }  # fmt: skip
 #: Those that wait within a function of another file, before which they read constants.
@@ -48,6 +49,7 @@ def test_every_kernel_is_looked_at() -> None:
         "pair.cu",
         "patch.cu",
         "persistent.cu",
+        "pingpong.cu",
         "places.cu",
         "pool.cu",
         "separable.cu",
