@@ -27,7 +27,7 @@ from litegpu.gpu.passes.layout import Placed, place
 from litegpu.gpu.passes.precision import values_in_float32
 from litegpu.gpu.passes.recomputing import recompute
 from litegpu.gpu.passes.staging import stage
-from litegpu.gpu.program import Binding, Dispatch, KernelCode, MemoryReport, Port, Program
+from litegpu.gpu.program import Binding, Dispatch, KernelCode, MemoryReport, Port, Program, RowMap
 from litegpu.gpu.view import View
 
 
@@ -351,28 +351,29 @@ def _whole_words(n: int) -> int:
 
 @dataclass
 class _Code:
-    """The distinct kernel texts."""
+    """The distinct kernel texts, with their maps."""
 
     features: Features
     backend: Backend
     options: tuple[str, ...]  # of the compiler, for kernels of the language
     kernels: list[KernelCode] = field(default_factory=list)
-    index: dict[str, int] = field(default_factory=dict)
+    index: dict[tuple[str, tuple[RowMap, ...]], int] = field(default_factory=dict)
 
     def add(self, kernel: Kernel | NativeKernel, turn: bool) -> int:
         source = kernel.source if isinstance(kernel, NativeKernel) else self.backend.print_kernel(kernel, self.features)
         if turn:
             assert isinstance(self.backend, Turning)
             source = self.backend.turned(source)
-        if source not in self.index:
-            self.index[source] = len(self.kernels)
-            if isinstance(kernel, NativeKernel):
-                code = dataclasses.replace(kernel.code, source=source)
-            else:
-                access = tuple(m.access for m in kernel.buffers)
-                code = KernelCode(kernel.name, source, kernel.workgroup, access, 0, self.options)
+        if isinstance(kernel, NativeKernel):
+            code = dataclasses.replace(kernel.code, source=source)
+        else:
+            access = tuple(m.access for m in kernel.buffers)
+            code = KernelCode(kernel.name, source, kernel.workgroup, access, 0, self.options)
+        key = source, code.maps
+        if key not in self.index:
+            self.index[key] = len(self.kernels)
             self.kernels.append(code)
-        return self.index[source]
+        return self.index[key]
 
 
 @dataclass

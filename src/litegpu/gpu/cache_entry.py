@@ -13,7 +13,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -59,7 +59,7 @@ def encode(entry: CacheEntry) -> list[bytes | memoryview]:
             "blobs": places,
             "images": len(entry.images),
             "kernels": [
-                (k.name, k.workgroup, k.access, k.shared_bytes, k.options, [_map(m) for m in k.maps])
+                (k.name, k.workgroup, k.access, k.shared_bytes, k.options, [astuple(m) for m in k.maps])
                 for k in program.kernels
             ],
             "dispatches": [
@@ -169,10 +169,6 @@ def _ports(rows: Sequence[Sequence[Any]]) -> tuple[Port, ...]:
         places = None if uses is None else tuple((i, n) for i, n in uses)
         ports.append(Port(name, tensor, tuple(shape), DType(dtype), offset, nbytes, places, bool(rounded)))
     return tuple(ports)
-
-
-def _map(one: RowMap) -> tuple[Any, ...]:
-    return one.binding, one.offset, one.shape, one.pitch, one.box, one.size
 
 
 def _maps(rows: Sequence[Sequence[Any]]) -> tuple[RowMap, ...]:
