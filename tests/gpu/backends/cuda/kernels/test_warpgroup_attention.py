@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from typing import Any
 from unittest import mock
 
@@ -80,6 +81,28 @@ CASES: dict[str, tuple[AttentionTile, dict[str, Any]]] = {
                                          causal=-1e9, beyond=71),
     ),
     "fused": (AttentionTile(1, 80, 1, 2), dict(m=20, n=65, d=16, e=16, fused=True)),
+    "persistent": (AttentionTile(2, 128, 2, 1, True), dict(lead=(3, 4), m=128, n=128, d=64, e=64)),
+    "persistent, two steps": (AttentionTile(2, 64, 3, 1, True), dict(lead=(2, 5), m=100, n=100, d=32, e=48)),
+    "persistent, places filled at once": (AttentionTile(1, 48, 2, 2, True), dict(lead=(3, 4), m=70, n=140, d=32, e=32)),
+    "persistent, a team without queries": (AttentionTile(2, 64, 4, 1, True), dict(lead=(1, 5), m=140, n=200, d=16, e=32)),
+    "persistent, one step, mask": (
+        AttentionTile(1, 80, 2, 1, True),
+        dict(lead=(3, 2), m=65, n=65, d=16, e=16, mask=(3, 2, 65, 65), constant=True),
+    ),
+    "persistent, mask of steps": (
+        AttentionTile(1, 48, 3, 1, True),
+        dict(lead=(2, 3), m=70, n=130, d=16, e=16, mask=(2, 1, 70, 130), constant=True, off=100),
+    ),
+    "persistent, mask of keys": (
+        AttentionTile(1, 64, 3, 1, True), dict(lead=(4, 2), m=64, n=128, d=64, e=64, mask=(4, 1, 1, 128)),
+    ),
+    "persistent, computed mask": (
+        AttentionTile(1, 48, 3, 1, True), dict(lead=(4, 2), m=33, n=97, d=16, e=16, mask=(4, 1, 33, 97)),
+    ),
+    "persistent, shared heads": (
+        AttentionTile(1, 96, 2, 1, True), dict(lead=(2, 6), m=9, n=65, d=16, e=16, shared=(2, 2)),
+    ),
+    "persistent, fused": (AttentionTile(1, 80, 2, 1, True), dict(lead=(3, 3), m=20, n=65, d=16, e=16, fused=True)),
 }  # fmt: skip
 
 
@@ -96,7 +119,10 @@ def built(tile: AttentionTile, graph: Any, features: Features) -> Any:
 
 def compare(device: Any, tile: AttentionTile, options: dict[str, Any]) -> None:
     graph, data = network(**options, inner="qkv")
-    program = built(tile, graph, dataclasses.replace(device.features, capability=90))
+    units = 2 if tile.persistent else device.features.compute_units  # that each workgroup has several tiles
+    program = built(tile, graph, dataclasses.replace(device.features, capability=90, compute_units=units))
+    persistent = program.dispatches[-1].groups[0] < math.prod(graph.values[graph.outputs[0]].shape[:2])
+    assert persistent >= tile.persistent
     got = first_output(device, program, data, graph.values[graph.outputs[0]].shape)
     want = evaluate_graph(graph, data)[0]
     assert np.isfinite(got).all()
@@ -128,7 +154,7 @@ def test_random_sizes(device: Any, seed: int) -> None:
     if seed % 3:
         options["mask"] = (*(size if rng.random() < 0.5 else 1 for size in (b, h, m)), n)
         options["constant"] = seed % 3 == 2
-    tiles = ranked(Sizes(b * h, m, n, d, e, "mask" in options), 90, 132)
+    tiles = [t for t in ranked(Sizes(b * h, m, n, d, e, "mask" in options), 90, 132) if not t.persistent]
     compare(device, tiles[int(rng.integers(len(tiles)))], options)
 
 

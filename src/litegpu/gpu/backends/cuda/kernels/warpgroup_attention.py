@@ -24,15 +24,18 @@ TEAM = 64
 @dataclass(frozen=True)
 class AttentionTile:
     """A workgroup has `teams` x 64 queries, and goes through the keys in steps of `step`, `stages` of which have
-    places; `resident` workgroups share a multiprocessor."""
+    places; `resident` workgroups share a multiprocessor, and where they are persistent there are no others: each does
+    several tiles, whose operands come under the work of the one before."""
 
     teams: int
     step: int
     stages: int
     resident: int
+    persistent: bool = False
 
     def __str__(self) -> str:
-        return f"{self.teams}x64x{self.step}-{self.stages}-{self.resident}"
+        kept = " persistent" if self.persistent else ""
+        return f"{self.teams}x64x{self.step}-{self.stages}-{self.resident}{kept}"
 
     @property
     def threads(self) -> int:
@@ -56,7 +59,7 @@ class Sizes:
         """The queries, the places of keys and values, and barriers, as warpgroup_attention.cu lays them out."""
         rows, depth, columns = TEAM * tile.teams, _whole(self.depth), _whole(self.columns)
         stage = _tile_bytes(tile.step, depth) + _tile_bytes(tile.step, columns)
-        return _tile_bytes(rows, depth) + tile.stages * (stage + 24)
+        return (1 + tile.persistent) * _tile_bytes(rows, depth) + tile.stages * (stage + 24)
 
     def steps(self, tile: AttentionTile) -> int:
         return -(-self.keys // tile.step)
@@ -68,8 +71,12 @@ class Sizes:
         ends = [min(row, self.queries) for row in range(TEAM, self.queries + TEAM, TEAM)]
         return sum(-(-(end + self.diagonal) // tile.step) for end in ends) / len(ends)
 
-    def groups(self, tile: AttentionTile) -> int:
+    def tiles(self, tile: AttentionTile) -> int:
         return self.positions * -(-self.queries // (TEAM * tile.teams))
+
+    def groups(self, tile: AttentionTile, units: int) -> int:
+        """Workgroups."""
+        return min(self.tiles(tile), tile.resident * units) if tile.persistent else self.tiles(tile)
 
     def registers(self, tile: AttentionTile) -> int:
         """Of a thread: the logits of a step, the sums, the queries, the mask, and what else is needed."""
@@ -81,11 +88,12 @@ class Sizes:
 def candidates() -> tuple[AttentionTile, ...]:
     """All tiles that are worth a try; of their places there are at most as many as steps."""
     return tuple(
-        AttentionTile(teams, step, stages, resident)
+        AttentionTile(teams, step, stages, resident, persistent)
         for teams, residents in ((1, (8, 6, 5, 4, 3, 2)), (2, (4, 3, 2, 1)), (3, (1,)), (4, (1,)))
         for step in (48, 64, 80, 96, 112, 128)
         for stages in (1, 2, 3, 4)
         for resident in residents
+        for persistent in (False, True)
     )
 
 
@@ -93,16 +101,21 @@ def ranked(sizes: Sizes, capability: int, units: int) -> list[AttentionTile]:
     """The candidates that fit and make sense, the cheapest first."""
     if capability != WARPGROUP_CAPABILITY:
         return []
-    fitting = [tile for tile in candidates() if _fits(tile, sizes)]
+    fitting = [tile for tile in candidates() if _fits(tile, sizes, units or USUAL_UNITS)]
     return sorted(fitting, key=lambda tile: (cost(sizes, tile, units), tile.threads, -tile.stages))
 
 
-def _fits(tile: AttentionTile, sizes: Sizes) -> bool:
+def _fits(tile: AttentionTile, sizes: Sizes, units: int) -> bool:
     steps = sizes.steps(tile)
     registers = min(255, 65536 // (tile.resident * tile.threads)) // 8 * 8
     shared = tile.resident * (sizes.shared_bytes(tile) + 1024)
+    if tile.persistent:  # at most one tile of queries ahead
+        sensible = 2 <= tile.stages <= steps + 1 and sizes.diagonal is None
+        sensible = sensible and sizes.tiles(tile) > sizes.groups(tile, units)
+    else:
+        sensible = tile.stages == steps or 3 <= tile.stages < steps
     return (
-        (tile.stages == steps or 3 <= tile.stages < steps)
+        sensible
         and sizes.registers(tile) <= registers
         and shared <= MOST_WARPGROUP_SHARED_BYTES + 1024
         and (tile.teams == 1 or sizes.queries > TEAM * (tile.teams - 1))
@@ -116,7 +129,7 @@ def cost(sizes: Sizes, tile: AttentionTile, units: int) -> float:
     71 measurements of eight attentions on an H200, which it misses by 7%; the first choice takes 1% longer than the
     best one.)"""
     units = units or USUAL_UNITS
-    groups, depth = sizes.groups(tile), _whole(sizes.depth) + _whole(sizes.columns)
+    groups, depth = sizes.tiles(tile), _whole(sizes.depth) + _whole(sizes.columns)
     together = min(_resident(sizes, tile), -(-groups // units))  # workgroups
     copies = tile.step * depth / 8 / tile.threads
     step = 0.2 + tile.step * (7.5e-4 + 2.63e-5 * depth + 1.5e-3 * sizes.masked) + 8.5e-3 * copies
@@ -172,12 +185,14 @@ def launch(ctx: KernelContext, tile: AttentionTile, mask: dict[str, int | str], 
     assert isinstance(op, Attention)
     q, k, v = (ctx.views[i] for i in node.inputs[:3])
     _, heads, queries, columns = ctx.output.shape
-    sizes = sizes_of(ctx)
+    sizes, units = sizes_of(ctx), ctx.features.compute_units or USUAL_UNITS
+    groups = sizes.groups(tile, units)
     scale, beta = op.scale * math.log2(math.e), op.beta * math.log2(math.e)
     constants: dict[str, int | str] = {
         "TEAMS": tile.teams, "STEP": tile.step, "STAGES": tile.stages, "RESIDENT": tile.resident,
         "DEPTH": _whole(sizes.depth), "COLUMNS": _whole(columns), "HEADS": heads, "QUERIES": queries,
         "KEYS": sizes.keys, "QUADS": -(-columns // 4), "TILES": -(-queries // (TEAM * tile.teams)),
+        "GROUPS": groups, "POSITIONS": sizes.positions,
         "SHARED_BYTES": sizes.shared_bytes(tile), "SCALE": float_text(scale), "BETA": float_text(beta),
         "POSITIVE": int(scale > 0), "LIMITED": 0, **side("Q", q), **side("K", k), **side("V", v), **mask,
         "K_SHARED": heads // k.shape[1], "V_SHARED": heads // v.shape[1],
@@ -185,9 +200,8 @@ def launch(ctx: KernelContext, tile: AttentionTile, mask: dict[str, int | str], 
     constant = operands.get("mask")
     operands, written = written_mask(operands, sizes.diagonal, beta, tile.step, queries, sizes.keys)
     constants |= written
-    if written["CAUSAL"]:
-        constants["POSITIONS"] = sizes.positions
-    elif isinstance(constant, np.ndarray) and written["MASK"] == "PACKED":
+    limits = not tile.persistent and not written["CAUSAL"]
+    if limits and isinstance(constant, np.ndarray) and written["MASK"] == "PACKED":
         ends = last_steps(constant, beta, tile, queries, sizes.keys)
         if (ends < sizes.steps(tile)).any():
             operands = {**operands, "ends": ends}
@@ -196,7 +210,7 @@ def launch(ctx: KernelContext, tile: AttentionTile, mask: dict[str, int | str], 
         ctx, "warpgroup_attention",
         ("device.cu", "warpgroup.cu", "kept.cu", "pipeline.cu", "exchange.cu", "logits.cu",
          "warpgroup_attention.cu"), constants,
-        operands, label="attention", workgroup=(tile.threads, 1, 1), dispatch=(sizes.groups(tile), 1, 1),
+        operands, label="attention", workgroup=(tile.threads, 1, 1), dispatch=(groups, 1, 1),
         shared_bytes=sizes.shared_bytes(tile), variant=str(tile), needed=(ROUGH_FUNCTIONS,),
     )  # fmt: skip
 
