@@ -8,8 +8,17 @@ import depthwise_network
 import pytest
 from first_output import first_output
 from gpu.backends.cuda.kernels import test_attention as attention
+from gpu.backends.cuda.kernels import test_columns as columns
 from gpu.backends.cuda.kernels import test_lstm as lstm
 from gpu.backends.cuda.kernels import test_matmul as matmul
+from gpu.backends.cuda.kernels import test_pair as pair
+from gpu.backends.cuda.kernels import test_persistent as persistent
+from gpu.backends.cuda.kernels import test_pingpong as pingpong
+from gpu.backends.cuda.kernels import test_places as places
+from gpu.backends.cuda.kernels import test_specialized as specialized
+from gpu.backends.cuda.kernels import test_stem as stem
+from gpu.backends.cuda.kernels import test_warpgroup_attention as warpgroup_attention
+from gpu.backends.cuda.kernels import test_wide_stem as wide_stem
 from gpu.backends.cuda.kernels.test_convolution import network
 
 from litegpu.gpu import turning
@@ -48,3 +57,40 @@ def test_turned_kernels_give_the_same_bits(device, monkeypatch: pytest.MonkeyPat
         assert all(("turned_block" in k.source) == turn for k in program.kernels)
         results.append(first_output(device, program, data, shape).tobytes())
     assert results[0] == results[1]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("tile", pingpong.candidates()[::3], ids=str)
+def test_turned_pingpong(device, monkeypatch: pytest.MonkeyPatch, tile, groups: int) -> None:
+    turn_all(monkeypatch)
+    pingpong.test_tiles(device, monkeypatch, "residual", tile, groups)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("case", list(warpgroup_attention.CASES)[-10::2])
+def test_turned_attention(device, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    turn_all(monkeypatch)
+    warpgroup_attention.test_agrees_with_numpy(device, case)
+
+
+WALKING = {
+    "columns": lambda device, patch: columns.test_some_tiles(device, patch, "points", columns.SOME[0]),
+    "persistent": lambda device, patch: persistent.test_some_tiles(device, patch, "points", persistent.SOME[0]),
+    "specialized": lambda device, patch: specialized.check(device, patch, "points", specialized.SpecializedTile(128, 64, 2, 4, 1)),
+    "stem": lambda device, patch: stem.test_cases(device, patch, "4x4 patches"),
+    "wide stem": lambda device, patch: wide_stem.test_cases(device, patch, list(wide_stem.CASES)[0], wide_stem.DType.FLOAT32),
+    "places": lambda device, patch: places.test_agrees_with_numpy(device, list(places.CASES)[0]),
+}
+
+
+def turn_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turning, "turned", lambda launches, cache_bytes: [True] * len(launches))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", WALKING)
+def test_workgroups_that_walk_turn_as_well(device, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """What each goes through by itself, against the definition in NumPy."""
+    turn_all(monkeypatch)
+    WALKING[name](device, monkeypatch)

@@ -27,7 +27,7 @@ INLINE void copy_weights(const Element* w, unsigned first, unsigned end) {
 INLINE void copy_rows(const Element* x, unsigned thread, unsigned first, unsigned end) {
   unsigned parity = 1;  // of the rows before, once there are some
   for (unsigned block = first; block <= end; block++, parity ^= 1) {
-    const Window window(thread, block * BM);
+    const Window window(thread, in_turn(block, UNITS / TILES_N) * BM);
     for (unsigned step = 0; step < STEPS; step++) {
       if (block > first) barrier_wait(GONE + 8 * step, parity);
       window.copy(x, x, step, step * ROWS_BYTES);
@@ -112,6 +112,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const Element* x, 
 #ifdef ROW_NORM
     normalise_rows(sums[0], moments);
 #endif
-    store_one_by_one<1>(places, nullptr, sums, lane, unit % TILES_N * (BN / 4), block * BM + own + warp * 16);
+    store_one_by_one<1>(places, nullptr, sums, lane, unit % TILES_N * (BN / 4), in_turn(block, UNITS / TILES_N) * BM + own + warp * 16);
   }
 }

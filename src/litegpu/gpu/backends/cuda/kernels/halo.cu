@@ -48,14 +48,7 @@ static_assert(BM % 64 == 0 && TAPS % PIECE == 0 && PIECE % KERNEL_W == 0 && COPY
 static_assert(TOGETHER || !RING, "weights that come and go are read by all at once");
 static_assert(SPAN * 16 <= PANEL && PANEL % 16 == 0 && CHANNELS % VECTOR == 0, "panel");
 
-// The number of a tile that comes `turn`th.
-INLINE unsigned tile_at(unsigned turn) {
-#ifdef TURNED
-  return TILES - 1 - turn;
-#else
-  return turn;
-#endif
-}
+INLINE unsigned tile_at(unsigned turn) { return in_turn(turn, TILES); }
 
 struct Place { unsigned image, line, column; };  // of the whole image
 

@@ -388,7 +388,7 @@ def launch(ctx: KernelContext, layer: Layer, tile: HaloTile, where: Where | None
         constants |= {"UNSIGNED": int(layer.source.dtype is DType.UINT8), "PADDED": int(bool(layer.op.zero_point))}
         operands |= {"outside": layer.outside, "corrections": first}
     stores = ("runs.cu",) if plan.run else ("divided.cu",) if tile.split > 1 else ()
-    files = ("device.cu", "warpgroup.cu", "pipeline.cu", "panels.cu", "elements.cu", *stores)
+    files = ("device.cu", "turned.cu", "warpgroup.cu", "pipeline.cu", "panels.cu", "elements.cu", *stores)
     return native_launch(
         ctx, "halo_convolution", (*files, "halo.cu"), constants, operands, label=label_of(ctx),
         workgroup=(tile.threads, 1, 1), dispatch=(walkers * plan.across * tile.split, 1, 1),

@@ -43,7 +43,7 @@ NAME(const SOURCE* x, const Element* __restrict__ w EPILOGUE_BUFFERS) {
   wait_for_predecessors();
   launch_dependents();
   const unsigned own = X_AT + team * (BUFFERS * X_BYTES);
-  bring_rows(x, blockIdx.x * TEAMS + team, own, thread);
+  bring_rows(x, in_turn(blockIdx.x * TEAMS + team, BLOCKS), own, thread);
   unsigned used = 0;  // places
   for (unsigned round = 0; round < rounds; round++) {
     const unsigned block = (round * GROUPS + blockIdx.x) * TEAMS + team, at = own + round % BUFFERS * X_BYTES;
@@ -52,7 +52,7 @@ NAME(const SOURCE* x, const Element* __restrict__ w EPILOGUE_BUFFERS) {
     copies_wait<0>();
     announce_copies();
     team_sync(1 + team, 128);  // the rows are there, and all are done with those before
-    if (round + 1 < rounds) bring_rows(x, block + GROUPS * TEAMS, own + (round + 1) % BUFFERS * X_BYTES, thread);
+    if (round + 1 < rounds) bring_rows(x, in_turn(block + GROUPS * TEAMS, BLOCKS), own + (round + 1) % BUFFERS * X_BYTES, thread);
 #ifdef ROW_NORM
     RowMoments moments;
     moments.read<DEPTH / 16>([&](unsigned chunk) { return at + place_in_slab<64>(warp * 16 + lane % 16, chunk + lane / 16); });
@@ -93,7 +93,7 @@ NAME(const SOURCE* x, const Element* __restrict__ w EPILOGUE_BUFFERS) {
     Sum* const totals = (Sum*)(shared + (OVER ? at : SUMS_AT + team * (4 * WARP_SUMS)) + warp * WARP_SUMS);
 #pragma unroll
     for (unsigned from = 0; from < COLUMNS; from += SPAN)
-      store_rows<SPAN>(totals, sums + from / 8, lane, block * 64 + warp * 16, from / 4, nullptr,
+      store_rows<SPAN>(totals, sums + from / 8, lane, in_turn(block, BLOCKS) * 64 + warp * 16, from / 4, nullptr,
                        [&](const unsigned (&rows)[AT_ONCE], unsigned quad, const Four (&found)[AT_ONCE]) {
                          STORE_ROWS(rows, quad, found);
                        });

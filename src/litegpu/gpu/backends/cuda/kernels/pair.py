@@ -167,7 +167,9 @@ def launch(ctx: KernelContext, layer: Layer, bias: np.ndarray, last: np.ndarray,
         result = evaluate(k, op.inner, [value], rough=ctx.half)
         return result if result.type.lanes == 4 else k.splat(result, 4)
 
-    files = ("device.cu", "warpgroup.cu", "kept.cu", "pipeline.cu", "elements.cu", "rows.cu", "row_tile.cu")
+    files = (
+        "device.cu", "turned.cu", "warpgroup.cu", "kept.cu", "pipeline.cu", "elements.cu", "rows.cu", "row_tile.cu"
+    )  # fmt: skip
     return native_launch(
         ctx, "pair_convolution", (*files, *row_norm.files_of(layer.norm), "pair.cu"), constants, operands,
         label="pair_conv_2d", workgroup=(tile.threads, 1, 1), dispatch=(groups, 1, 1), shared_bytes=shared,

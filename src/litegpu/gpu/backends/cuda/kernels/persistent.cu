@@ -23,7 +23,7 @@ INLINE void copy_tiles(const Element* x, const Element* weights, const Element* 
   wait_for_predecessors();
   launch_dependents();
   for (unsigned block = first, turn = 0; block < BLOCKS; block += LANES, turn++) {
-    const Window window(thread, block * BM);
+    const Window window(thread, in_turn(block, BLOCKS) * BM);
     for (unsigned step = 0; step < STEPS; step++) {
       const unsigned filled = turn / TEAMS * STEPS + step, slot = turn % TEAMS * STAGES + filled % STAGES;
       if (filled >= STAGES) barrier_wait(EMPTY + 8 * slot, filled / STAGES % 2 ^ 1);
@@ -65,6 +65,7 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS EPILOGUE_BUFFE
 #endif
   unsigned used = 0;  // tiles of the team's ring
   for (unsigned block = first + team * LANES; block < BLOCKS; block += TEAMS * LANES) {
+    const unsigned row0 = in_turn(block, BLOCKS) * BM;
     Sum sums[ROWS][BN / 8][4] = {};
 #if defined(RUN) && BN > 128
 #pragma unroll
@@ -74,7 +75,7 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS EPILOGUE_BUFFE
     unsigned pixels[ROWS][2];
 #pragma unroll
     for (unsigned m = 0; m < ROWS; m++) {
-      pixels[m][0] = block * BM + m * 64 + warp % 4 * 16 + lane / 4, pixels[m][1] = pixels[m][0] + 8;
+      pixels[m][0] = row0 + m * 64 + warp % 4 * 16 + lane / 4, pixels[m][1] = pixels[m][0] + 8;
       load_rows(rows[m], places, lane, column * (BN / 4), pixels[m]);
       begin_sums(sums[m], own);
     }
@@ -109,7 +110,7 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS EPILOGUE_BUFFE
     for (unsigned m = 0; m < ROWS; m++) normalise_rows(sums[m], moments[m]);
 #endif
 #if defined(RUN) && BN > 128
-    store_one_by_one<1>(places, CORRECTIONS, sums, lane, column * (BN / 4), block * BM + warp % 4 * 16);
+    store_one_by_one<1>(places, CORRECTIONS, sums, lane, column * (BN / 4), row0 + warp % 4 * 16);
 #elif defined(RUN)
 #pragma unroll
     for (unsigned m = 0; m < ROWS; m++)
@@ -119,7 +120,7 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS EPILOGUE_BUFFE
     for (unsigned m = 0; m < ROWS; m++)
 #pragma unroll
       for (unsigned from = 0; from < BN; from += SPAN)
-        store_rows<SPAN>(totals, sums[m] + from / 8, lane, block * BM + m * 64 + warp % 4 * 16, column * (BN / 4) + from / 4,
+        store_rows<SPAN>(totals, sums[m] + from / 8, lane, row0 + m * 64 + warp % 4 * 16, column * (BN / 4) + from / 4,
                          CORRECTIONS, [&](const unsigned (&rows)[AT_ONCE], unsigned quad, const Four (&found)[AT_ONCE]) {
                            STORE_ROWS(rows, quad, found);
                          });

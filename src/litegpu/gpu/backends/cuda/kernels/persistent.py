@@ -198,7 +198,7 @@ def launch(ctx: KernelContext, layer: Layer, tile: StayingTile, where: Where | N
             first[: len(epilogue.first)] += epilogue.first
         operands |= {"outside": layer.outside, "corrections": first}
     more = (*row_norm.files_of(layer.norm), *(() if epilogue is None else ("runs.cu",)))
-    files = ("device.cu", "warpgroup.cu", "pipeline.cu", "elements.cu", "rows.cu", *more, "persistent.cu")
+    files = ("device.cu", "turned.cu", "warpgroup.cu", "pipeline.cu", "elements.cu", "rows.cu", *more, "persistent.cu")
     return native_launch(
         ctx, "persistent_convolution", files, constants, operands, label=label_of(ctx),
         workgroup=(tile.threads, 1, 1), dispatch=(count * weights.shape[0], 1, 1), shared_bytes=shared,

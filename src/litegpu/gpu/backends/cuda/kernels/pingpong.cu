@@ -15,8 +15,8 @@ constexpr unsigned SHARE = B_BYTES / CLUSTER;  // of the weights of a step
 static_assert(BM % 64 == 0 && SHARE % 16 == 0 && ROW_BYTES == 128, "tile");
 static_assert(EMPTY + 8 * STAGES == SHARED_BYTES, "the host reckons otherwise");
 
-INLINE unsigned column_of(unsigned unit) { return unit % TILES_N; }
-INLINE unsigned pixel_of(unsigned unit, unsigned part) { return (unit / TILES_N * CLUSTER + part) * BM; }
+INLINE unsigned column_of(unsigned unit) { return in_turn(unit, UNITS) % TILES_N; }
+INLINE unsigned pixel_of(unsigned unit, unsigned part) { return (in_turn(unit, UNITS) / TILES_N * CLUSTER + part) * BM; }
 
 // By one thread.
 INLINE void copy_tiles(const TensorMap* rows, const Element* w, unsigned unit, unsigned part) {

@@ -145,7 +145,9 @@ def launch(ctx: KernelContext, layer: Layer, tile: PingpongTile, where: Where | 
         first = layer.corrections(weights.shape[0] * tile.columns)
         first[: len(epilogue.first)] += epilogue.first
         operands |= {"outside": layer.outside, "corrections": first}
-    shared_files = ("device.cu", "warpgroup.cu", "pipeline.cu", "remote.cu", "bulk.cu", "elements.cu", "runs.cu")
+    shared_files = (
+        "device.cu", "turned.cu", "warpgroup.cu", "pipeline.cu", "remote.cu", "bulk.cu", "elements.cu", "runs.cu"
+    )  # fmt: skip
     return native_launch(
         ctx, "pingpong_convolution", (*shared_files, "pingpong.cu"), constants, operands, label=label_of(ctx),
         workgroup=(tile.threads, 1, 1), dispatch=(groups * tile.cluster, 1, 1), shared_bytes=shared, variant=str(tile),

@@ -34,8 +34,8 @@ NAME(const unsigned short* __restrict__ w, const unsigned short* x EPILOGUE_BUFF
   // The matrix is nobody's output: it may come while the kernel before this one still runs.
   for (unsigned i = threadIdx.x; i < LEFT_BYTES / 16; i += THREADS)
     copy16(i * 16, w + (size_t)tile * (LEFT_BYTES / 2) + i * 8, true);
-  auto bring = [&](unsigned unit, unsigned slot) {
-    const unsigned position = unit / TILES_N, at = LEFT_BYTES + slot * TILE_BYTES;
+  auto bring = [&](unsigned turn, unsigned slot) {
+    const unsigned unit = in_turn(turn, UNITS), position = unit / TILES_N, at = LEFT_BYTES + slot * TILE_BYTES;
     const unsigned short* const from =
         x + position / HEADS * PITCH_BATCH + position % HEADS * PITCH_HEAD + OFFSET + unit % TILES_N * BN;
 #pragma unroll 4
@@ -54,8 +54,8 @@ NAME(const unsigned short* __restrict__ w, const unsigned short* x EPILOGUE_BUFF
   const unsigned last = row + 8 < M ? row + 8 : row;
   unsigned turn = 0;
 #pragma unroll 1
-  for (unsigned unit = group; unit < UNITS; unit += GROUPS, turn++) {
-    const unsigned slot = turn % STAGES, next = unit + (STAGES - 1) * GROUPS;
+  for (unsigned at = group; at < UNITS; at += GROUPS, turn++) {
+    const unsigned slot = turn % STAGES, next = at + (STAGES - 1) * GROUPS, unit = in_turn(at, UNITS);
     barrier_wait(THERE + 8 * slot, turn / STAGES % 2);
     announce_copies();
     float sums[BN / 8][4];

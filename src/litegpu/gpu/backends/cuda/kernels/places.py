@@ -199,7 +199,7 @@ def launch(ctx: KernelContext, sizes: PlacesSizes, tile: PlacesTile) -> Launch:
         "PITCH_HEAD": heads if view.shape[1] > 1 else 0, "PITCH_ROW": row, "SHARED_BYTES": sizes.shared_bytes(tile),
     }  # fmt: skip
     operands: Operands = {"w": packed(matrix[0, 0], tile), "x": view}
-    files = ("device.cu", "warpgroup.cu", "kept.cu", "pipeline.cu", "exchange.cu", "places.cu")
+    files = ("device.cu", "turned.cu", "warpgroup.cu", "kept.cu", "pipeline.cu", "exchange.cu", "places.cu")
     return native_launch(
         ctx, "places_product", files, constants, operands, label="places_product", workgroup=(tile.threads, 1, 1),
         dispatch=(groups * down, 1, 1), shared_bytes=sizes.shared_bytes(tile), variant=str(tile), pixels=2,

@@ -31,8 +31,9 @@ constexpr unsigned TOGETHER = RESIDENT == 1 && ROWS * BN <= 256 ? 8 : 1;
 static_assert(BM % (64 * CONSUMERS) == 0 , "tile");
 static_assert(FULL + 16 * STAGES == SHARED_BYTES, "the host reckons otherwise");
 
-INLINE unsigned column_of(unsigned tile) { return NORM_PARTS > 1 ? cluster_part() : tile % TILES_N; }
-INLINE unsigned pixel_of(unsigned tile) { return tile / TILES_N * BM; }  // of all rows
+INLINE unsigned number_of(unsigned tile) { return TILES ? in_turn(tile, TILES) : tile; }
+INLINE unsigned column_of(unsigned tile) { return NORM_PARTS > 1 ? cluster_part() : number_of(tile) % TILES_N; }
+INLINE unsigned pixel_of(unsigned tile) { return number_of(tile) / TILES_N * BM; }  // of all rows
 
 INLINE void copy_tiles(const Element* x, const Element* w, const Element* outside, unsigned tile, unsigned pixel0,
                        unsigned column, unsigned begin, unsigned end PROLOGUE_PARAMETER) {

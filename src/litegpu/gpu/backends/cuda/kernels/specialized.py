@@ -299,7 +299,7 @@ def launch(ctx: KernelContext, layer: Layer, tile: SpecializedTile, where: Where
     operands |= operands_of(layer, halves=True)
     constants |= normed.constants_of(layer.behind, weights.shape[0])
     operands |= normed.operands_of(layer.behind)
-    shared_files = ("device.cu", "warpgroup.cu", "pipeline.cu", "elements.cu", "rows.cu")
+    shared_files = ("device.cu", "turned.cu", "warpgroup.cu", "pipeline.cu", "elements.cu", "rows.cu")
     more = (*row_norm.files_of(layer.norm), *(() if epilogue is None else ("runs.cu",)), *normed.files_of(layer.behind))
     more = (*more, "divided.cu") if tile.split > 1 else more
     files = (*shared_files, *files_of(layer), *more, "specialized.cu")

@@ -29,8 +29,8 @@ INLINE float4 number(float4 v) { return v; }
 #endif
 struct Block { unsigned image, y, x; };  // of output pixels
 
-INLINE Block block_at(unsigned tile) {
-  const unsigned row = tile / TILES_X;
+INLINE Block block_at(unsigned turn) {
+  const unsigned tile = in_turn(turn, TILES), row = tile / TILES_X;
   return {row / TILES_Y, row % TILES_Y * BY, tile % TILES_X * BX};
 }
 INLINE unsigned least(unsigned a, unsigned b) { return a < b ? a : b; }

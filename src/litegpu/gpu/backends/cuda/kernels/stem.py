@@ -95,7 +95,8 @@ def launch(ctx: KernelContext, layer: Layer, block: StemBlock, where: Where | No
     }  # fmt: skip
     operands: Operands = {"x": layer.source, "w": weights}
     return native_launch(
-        ctx, "stem_convolution", ("device.cu", "border.cu", "stem.cu"), constants, operands, label=label_of(ctx),
+        ctx, "stem_convolution", ("device.cu", "turned.cu", "border.cu", "stem.cu"), constants, operands,
+        label=label_of(ctx),
         workgroup=(block.threads, 1, 1), dispatch=(groups * columns, 1, 1),
         shared_bytes=shared_bytes(layer, block), variant=str(block), where=where, pixels=block.at_once,
         rounds=layer.rounds,

@@ -79,7 +79,8 @@ INLINE unsigned steps_until(unsigned row) {
 struct Item {
   unsigned tile, position, batch, head;
 };
-INLINE Item item_of(unsigned number) {
+INLINE Item item_of(unsigned turn) {
+  const unsigned number = PERSISTENT ? in_turn(turn, TILES * POSITIONS) : turn;
 #if CAUSAL
   const unsigned tile = TILES - 1 - number / POSITIONS, position = number % POSITIONS;
 #elif LIMITED  // the longest first

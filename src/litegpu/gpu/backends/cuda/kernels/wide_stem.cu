@@ -78,13 +78,13 @@ INLINE void form_blocks(const SOURCE* x, const Element* weights, unsigned first)
   if (thread == 0) barrier_copy(READY, WEIGHTS, weights, WEIGHT_BYTES);
   wait_for_predecessors();
   launch_dependents();
-  if (thread == 0) fetch(x, first, 0);
+  if (thread == 0) fetch(x, in_turn(first, BLOCKS), 0);
   for (unsigned block = first, turn = 0; block < BLOCKS; block += WALKERS, turn++) {
     const unsigned slot = turn % 2, form = FORMS + slot * FORM_BYTES;
-    if (thread == 0 && block + WALKERS < BLOCKS) fetch(x, block + WALKERS, slot ^ 1);
+    if (thread == 0 && block + WALKERS < BLOCKS) fetch(x, in_turn(block + WALKERS, BLOCKS), slot ^ 1);
     barrier_wait(CAME + 8 * slot, turn / 2 % 2);
     if (turn >= 2) barrier_wait(EMPTY + 8 * slot, turn / 2 % 2 ^ 1);
-    const Lines lines = lines_of(block);
+    const Lines lines = lines_of(in_turn(block, BLOCKS));
 #pragma unroll 4
     for (unsigned i = thread; i < LINES * PITCH; i += FORMING) {
       const unsigned line = i / PITCH, position = i % PITCH;
@@ -126,8 +126,8 @@ NAME(const SOURCE* x, const Element* __restrict__ w, const int4* corrections EPI
   const unsigned chunks[] = {PLACES_OF_CHUNKS};
   constexpr unsigned CHUNKS = sizeof(chunks) / sizeof(unsigned);
   barrier_wait(READY, 0);
-  for (unsigned block = first, turn = 0; block < BLOCKS; block += WALKERS, turn++) {
-    const unsigned slot = turn % 2;
+  for (unsigned at = first, turn = 0; at < BLOCKS; at += WALKERS, turn++) {
+    const unsigned slot = turn % 2, block = in_turn(at, BLOCKS);
     barrier_wait(FULL + 8 * slot, turn / 2 % 2);
     announce_copies();
     if (team >= TILES && lane == 0) barrier_arrive(EMPTY + 8 * slot);

@@ -226,9 +226,9 @@ def launch(ctx: KernelContext, layer: Layer, block: WideStemBlock, where: Where 
         "QUADS": -(-outputs // 4), "SHARED_BYTES": plan.shared_bytes, "BATCH": batch,
     }  # fmt: skip
     operands: Operands = {"x": layer.source, "w": packed(layer, plan, epilogue.run), "corrections": first}
-    files = ("device.cu", "warpgroup.cu", "pipeline.cu", "panels.cu", "elements.cu", "runs.cu", "wide_stem.cu")
+    shared_files = ("device.cu", "turned.cu", "warpgroup.cu", "pipeline.cu", "panels.cu", "elements.cu", "runs.cu")
     return native_launch(
-        ctx, "wide_stem", files, constants, operands, label=label_of(ctx), workgroup=(128 * (CONSUMERS + 1), 1, 1),
+        ctx, "wide_stem", (*shared_files, "wide_stem.cu"), constants, operands, label=label_of(ctx), workgroup=(128 * (CONSUMERS + 1), 1, 1),
         dispatch=(walkers * across, 1, 1), shared_bytes=plan.shared_bytes, variant=str(block), where=where,
         runs=epilogue, rounds=layer.rounds,
     )  # fmt: skip

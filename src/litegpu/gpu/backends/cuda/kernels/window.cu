@@ -20,8 +20,8 @@ static_assert(WEIGHTS + BN * WEIGHT_BYTES == SHARED_BYTES, "the host reckons oth
 
 struct Block { unsigned image, y, x; };  // of output pixels
 
-INLINE Block block_at(unsigned tile) {
-  const unsigned row = tile / TILES_X;
+INLINE Block block_at(unsigned turn) {
+  const unsigned tile = in_turn(turn, TILES), row = tile / TILES_X;
   return {row / TILES_Y, row % TILES_Y * BY, tile % TILES_X * BX};
 }
 

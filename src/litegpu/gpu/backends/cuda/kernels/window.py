@@ -76,7 +76,8 @@ def launch(ctx: KernelContext, layer: Layer, block: WindowBlock, where: Where | 
     }  # fmt: skip
     operands: Operands = {"x": layer.source, "w": weights}
     return native_launch(
-        ctx, "window_convolution", ("device.cu", "border.cu", "window.cu"), constants, operands, label=label_of(ctx),
+        ctx, "window_convolution", ("device.cu", "turned.cu", "border.cu", "window.cu"), constants, operands,
+        label=label_of(ctx),
         workgroup=(block.threads, 1, 1), dispatch=(groups * columns, 1, 1),
         shared_bytes=shared_bytes(layer, block), variant=str(block), where=where,
     )  # fmt: skip
