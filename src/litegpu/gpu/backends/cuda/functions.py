@@ -30,6 +30,17 @@ TURNED = f"""{INLINE} uint3 turned_block() {{
 #define TURNED
 """
 
+#: The larger of a number and 0; NaN stays. As a comparison the compiler makes two instructions of it, for -0, which is
+#: 0 here.
+AT_LEAST_ZERO = f"""{INLINE} float at_least_zero(float x) {{
+#if __CUDA_ARCH__ >= 800
+  asm("max.NaN.f32 %0, %0, 0f00000000;" : "+f"(x));
+  return x;
+#else
+  return x < 0.0f ? 0.0f : x;
+#endif
+}}"""
+
 #: Single instructions (with two more for subnormal numbers, but for "ftz").
 ROUGH_FUNCTIONS = f"""{INLINE} float rough_exp2(float x) {{
   float y;

@@ -72,6 +72,11 @@ def print_cuda_function(function: DeviceFunction, features: Features) -> Printed
     return PrintedFunction(definitions, tuple(buffers), tuple(memory_name(m) for m in function.buffers))
 
 
+def _is_zero(value: TracedValue) -> bool:
+    """Whether it is 0 in all lanes."""
+    return value.is_constant(0) or (value.op == "splat" and value.args[0].is_constant(0))
+
+
 class _Module(CLikePrinter):
     """Prints the entry point; collects the types and functions that it needs in front of it."""
 
@@ -169,6 +174,10 @@ class _Module(CLikePrinter):
             return {"and": "({} && {})", "or": "({} || {})", "xor": "({} != {})", "not": "(!{})"}[op].format(*args)
         if op == "neg" and kind == "f32" and operand.lanes == 1:
             return f"(-{args[0]})"
+        if op == "max" and kind == "f32" and _is_zero(value.args[1]):
+            self.types.setdefault("at_least_zero", device.AT_LEAST_ZERO)
+            self._define(f"at_least_zero_{operand}", value.type, (operand,), "at_least_zero(a)")
+            return f"at_least_zero_{operand}({args[0]})"
         infix = operand.lanes > 1 and op in INFIX
         name = f"operator{INFIX[op]}" if infix else f"{op}_{operand}"
         self._define(name, value.type, (operand,) * len(args), device.lane_expression(op, kind))

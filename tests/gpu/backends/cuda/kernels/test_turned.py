@@ -11,7 +11,6 @@ from gpu.backends.cuda.kernels import test_attention as attention
 from gpu.backends.cuda.kernels import test_columns as columns
 from gpu.backends.cuda.kernels import test_lstm as lstm
 from gpu.backends.cuda.kernels import test_matmul as matmul
-from gpu.backends.cuda.kernels import test_pair as pair
 from gpu.backends.cuda.kernels import test_persistent as persistent
 from gpu.backends.cuda.kernels import test_pingpong as pingpong
 from gpu.backends.cuda.kernels import test_places as places
@@ -23,8 +22,10 @@ from gpu.backends.cuda.kernels.test_convolution import network
 
 from litegpu.gpu import turning
 from litegpu.gpu.backends.cuda.kernels import recurrent
+from litegpu.gpu.backends.cuda.kernels.pingpong import candidates
+from litegpu.gpu.backends.cuda.kernels.specialized import SpecializedTile
 from litegpu.gpu.build import build_program
-from litegpu.gpu.graph import Conv2D, MatMul
+from litegpu.gpu.graph import Conv2D, DType, MatMul
 
 NETWORKS = {
     "convolution": lambda: network((3, 20, 20, 40), (72, 3, 3, 40), Conv2D(padding=(1, 1)), residual=True),
@@ -61,7 +62,7 @@ def test_turned_kernels_give_the_same_bits(device, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("groups", [1, 3])
-@pytest.mark.parametrize("tile", pingpong.candidates()[::3], ids=str)
+@pytest.mark.parametrize("tile", candidates()[::3], ids=str)
 def test_turned_pingpong(device, monkeypatch: pytest.MonkeyPatch, tile, groups: int) -> None:
     turn_all(monkeypatch)
     pingpong.test_tiles(device, monkeypatch, "residual", tile, groups)
@@ -77,10 +78,10 @@ def test_turned_attention(device, monkeypatch: pytest.MonkeyPatch, case: str) ->
 WALKING = {
     "columns": lambda device, patch: columns.test_some_tiles(device, patch, "points", columns.SOME[0]),
     "persistent": lambda device, patch: persistent.test_some_tiles(device, patch, "points", persistent.SOME[0]),
-    "specialized": lambda device, patch: specialized.check(device, patch, "points", specialized.SpecializedTile(128, 64, 2, 4, 1)),
+    "specialized": lambda device, patch: specialized.check(device, patch, "points", SpecializedTile(128, 64, 2, 4, 1)),
     "stem": lambda device, patch: stem.test_cases(device, patch, "4x4 patches"),
-    "wide stem": lambda device, patch: wide_stem.test_cases(device, patch, list(wide_stem.CASES)[0], wide_stem.DType.FLOAT32),
-    "places": lambda device, patch: places.test_agrees_with_numpy(device, list(places.CASES)[0]),
+    "wide stem": lambda device, patch: wide_stem.test_cases(device, patch, "7x7, stride 2", DType.FLOAT32),
+    "places": lambda device, patch: places.test_agrees_with_numpy(device, "two teams, many units"),
 }
 
 

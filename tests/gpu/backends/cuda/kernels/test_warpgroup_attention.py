@@ -84,7 +84,9 @@ CASES: dict[str, tuple[AttentionTile, dict[str, Any]]] = {
     "persistent": (AttentionTile(2, 128, 2, 1, True), dict(lead=(3, 4), m=128, n=128, d=64, e=64)),
     "persistent, two steps": (AttentionTile(2, 64, 3, 1, True), dict(lead=(2, 5), m=100, n=100, d=32, e=48)),
     "persistent, places filled at once": (AttentionTile(1, 48, 2, 2, True), dict(lead=(3, 4), m=70, n=140, d=32, e=32)),
-    "persistent, a team without queries": (AttentionTile(2, 64, 4, 1, True), dict(lead=(1, 5), m=140, n=200, d=16, e=32)),
+    "persistent, a team without queries": (
+        AttentionTile(2, 64, 4, 1, True), dict(lead=(1, 5), m=140, n=200, d=16, e=32),
+    ),
     "persistent, one step, mask": (
         AttentionTile(1, 80, 2, 1, True),
         dict(lead=(3, 2), m=65, n=65, d=16, e=16, mask=(3, 2, 65, 65), constant=True),

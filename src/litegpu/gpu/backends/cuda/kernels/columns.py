@@ -170,7 +170,8 @@ def launch(ctx: KernelContext, layer: Layer, tile: ColumnTile, where: Where | No
     operands: Operands = {"x": layer.source, "w": weights}
     files = ("device.cu", "turned.cu", "warpgroup.cu", "pipeline.cu", "elements.cu", "rows.cu")
     return native_launch(
-        ctx, "column_convolution", (*files, *row_norm.files_of(layer.norm), "runs.cu", "columns.cu"), constants, operands, label=label_of(ctx),
+        ctx, "column_convolution", (*files, *row_norm.files_of(layer.norm), "runs.cu", "columns.cu"), constants,
+        operands, label=label_of(ctx),
         workgroup=(tile.threads, 1, 1), dispatch=(groups, 1, 1), shared_bytes=shared, variant=str(tile), where=where,
         runs=epilogue,
     )  # fmt: skip

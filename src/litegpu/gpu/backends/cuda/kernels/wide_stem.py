@@ -228,7 +228,8 @@ def launch(ctx: KernelContext, layer: Layer, block: WideStemBlock, where: Where 
     operands: Operands = {"x": layer.source, "w": packed(layer, plan, epilogue.run), "corrections": first}
     shared_files = ("device.cu", "turned.cu", "warpgroup.cu", "pipeline.cu", "panels.cu", "elements.cu", "runs.cu")
     return native_launch(
-        ctx, "wide_stem", (*shared_files, "wide_stem.cu"), constants, operands, label=label_of(ctx), workgroup=(128 * (CONSUMERS + 1), 1, 1),
+        ctx, "wide_stem", (*shared_files, "wide_stem.cu"), constants, operands, label=label_of(ctx),
+        workgroup=(128 * (CONSUMERS + 1), 1, 1),
         dispatch=(walkers * across, 1, 1), shared_bytes=plan.shared_bytes, variant=str(block), where=where,
         runs=epilogue, rounds=layer.rounds,
     )  # fmt: skip
