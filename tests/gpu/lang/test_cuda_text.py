@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from gpu.lang.runners import nvrtc
 
-from litegpu.gpu.backends.cuda.printer import RESERVED, print_cuda
+from litegpu.gpu.backends.cuda.printer import RESERVED, print_cuda, print_cuda_function
 from litegpu.gpu.lang import Features, Kernel, KernelError, Type, f16, f16x2, f16x4, f32, f32x4, i32, trace, u32, vec
+from litegpu.gpu.lang.tracing import trace_function
+from litegpu.gpu.lang.value import TracedValue
 from litegpu.gpu.program import KernelCode
 
 ALL = Features(float16=True, subgroups=True, subgroup_size=32, max_threads=1024, max_shared_bytes=48 << 10)
@@ -177,3 +179,24 @@ def test_the_smallest_integer_is_no_negation() -> None:
 
     stored = re.findall(r"b0_y\[\d+u?\] = (.*);", text(body))
     assert stored == ["(-2147483647 - 1)", "(-2147483647)", "(-1073741824)", "(-1)"]
+
+
+def test_zeros_keep_their_sign_but_where_a_sum_of_products_is_added_to() -> None:
+    """max(-0, 0) of a kernel is -0, as on the CPU; a sum of products is no -0, and the quicker one gives the same."""
+
+    def rectify(k: Kernel) -> None:
+        x = k.buffer("x", f32x4, 64)
+        x[k.local_id()] = k.max(x[k.local_id()] + 1.0, 0.0)
+
+    def finish(k: Kernel, total: TracedValue) -> TracedValue:
+        return k.max(k.buffer("bias", f32x4, 1)[0] + (total + 2.0), 0.0)
+
+    def others(k: Kernel, total: TracedValue) -> TracedValue:
+        return k.max(-total, 0.0) + k.max(total + 1.0, 1.0)
+
+    def function(body: Callable[[Kernel, TracedValue], TracedValue]) -> str:
+        return "".join(print_cuda_function(trace_function(body, "printed", (f32x4,)), ALL).definitions)
+
+    assert "at_least_zero" not in text(rectify)
+    assert "at_least_zero" in function(finish)
+    assert "at_least_zero" not in function(others)

@@ -30,8 +30,7 @@ TURNED = f"""{INLINE} uint3 turned_block() {{
 #define TURNED
 """
 
-#: The larger of a number and 0; NaN stays. As a comparison the compiler makes two instructions of it, for -0, which is
-#: 0 here.
+#: The larger of a number and 0; NaN stays, -0 does not. As a comparison, which keeps -0, it is two instructions.
 AT_LEAST_ZERO = f"""{INLINE} float at_least_zero(float x) {{
 #if __CUDA_ARCH__ >= 800
   asm("max.NaN.f32 %0, %0, 0f00000000;" : "+f"(x));

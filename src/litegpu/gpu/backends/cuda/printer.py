@@ -140,6 +140,10 @@ class _Module(CLikePrinter):
 
     # Expressions
 
+    def may_lose_sign(self, value: TracedValue) -> bool:
+        """Whether nobody can tell `value` -0, if it ever is, from 0."""
+        return False
+
     def repeats(self, value: TracedValue) -> bool:
         return False
 
@@ -174,7 +178,7 @@ class _Module(CLikePrinter):
             return {"and": "({} && {})", "or": "({} || {})", "xor": "({} != {})", "not": "(!{})"}[op].format(*args)
         if op == "neg" and kind == "f32" and operand.lanes == 1:
             return f"(-{args[0]})"
-        if op == "max" and kind == "f32" and _is_zero(value.args[1]):
+        if op == "max" and kind == "f32" and _is_zero(value.args[1]) and self.may_lose_sign(value.args[0]):
             self.types.setdefault("at_least_zero", device.AT_LEAST_ZERO)
             self._define(f"at_least_zero_{operand}", value.type, (operand,), "at_least_zero(a)")
             return f"at_least_zero_{operand}({args[0]})"
@@ -412,6 +416,13 @@ class _FunctionBody(_Module):
         if module is not None:
             self.types, self.functions = module.types, module.functions
         self.waits = False
+
+    def may_lose_sign(self, value: TracedValue) -> bool:
+        """What native kernels hand over are sums of products, which begin with 0 and are no -0, nor is what is added to
+        one; or inputs of products, to whose sums zeros of both signs are the same."""
+        if value.op != "add" or not isinstance(self.kernel, DeviceFunction):
+            return False
+        return any(any(a is p for p in self.kernel.parameters) or self.may_lose_sign(a) for a in value.args)
 
 
 def _touches_arena(s: tree.Statement) -> bool:

@@ -5,14 +5,14 @@
 // product with the values. Where there are fewer workgroups than tiles of queries each has several one after the other:
 // their steps follow as if they were of one, so that what the next tile needs comes under the work of this one.
 //
-// Constants from the host: TEAMS STEP STAGES RESIDENT (workgroups on a multiprocessor); DEPTH COLUMNS (multiples of 16); HEADS QUERIES KEYS
-// QUADS (of the output); TILES (along the queries); GROUPS (workgroups; those of all tiles, or fewer); SCALE BETA (times log2 e); POSITIVE (the scale is); for Q_,
-// K_ and V_: _WIDTH (that is copied of a row), _OFFSET _PITCH_BATCH _PITCH_HEAD _PITCH_ROW; K_SHARED V_SHARED (heads of queries
-// that have one of keys, or values). MASK: 0; GIVEN, with MASK_PERIOD (of the batch) MASK_TYPE
-// MASK_LOAD(value) MASK_OFFSET MASK_PITCH_*; or PACKED: halves in the order in which threads need them (_packed() of the
-// host), times BETA, minus infinity for keys that there are not. LIMITED: only so
-// many steps as `ends` has for each tile have a key that counts. CAUSAL: queries see the keys up to their own number and
-// DIAGONAL (of all positions the longest workgroups come first). POSITIONS (of tiles).
+// Constants from the host: TEAMS STEP STAGES RESIDENT (workgroups on a multiprocessor); DEPTH COLUMNS (multiples of 16);
+// HEADS QUERIES KEYS QUADS (of the output); TILES (along the queries); POSITIONS (of tiles); GROUPS (workgroups: as many as
+// there are tiles of all positions, or fewer); SCALE BETA (times log2 e); POSITIVE (the scale is); for Q_, K_ and V_:
+// _WIDTH (that is copied of a row), _OFFSET _PITCH_BATCH _PITCH_HEAD _PITCH_ROW; K_SHARED V_SHARED (heads of queries that
+// have one of keys, or values). MASK: 0; GIVEN, with MASK_PERIOD (of the batch) MASK_TYPE MASK_LOAD(value) MASK_OFFSET
+// MASK_PITCH_*; or PACKED: halves in the order in which threads need them (_packed() of the host), times BETA, minus
+// infinity for keys that there are not. LIMITED: only so many steps as `ends` has for each tile have a key that counts.
+// CAUSAL: queries see the keys up to their own number and DIAGONAL (of all positions the longest workgroups come first).
 #define GIVEN 1
 #define PACKED 2
 #define BY_KEYS (MASK == GIVEN && MASK_PITCH_ROW == 0)
