@@ -420,9 +420,17 @@ class _FunctionBody(_Module):
     def may_lose_sign(self, value: TracedValue) -> bool:
         """What native kernels hand over are sums of products, which begin with 0 and are no -0, nor is what is added to
         one; or inputs of products, to whose sums zeros of both signs are the same."""
-        if value.op != "add" or not isinstance(self.kernel, DeviceFunction):
+        if not isinstance(self.kernel, DeviceFunction):
             return False
-        return any(any(a is p for p in self.kernel.parameters) or self.may_lose_sign(a) for a in value.args)
+        sums, seen = [value] if value.op == "add" else [], set[int]()
+        while sums:
+            for added in sums.pop().args:
+                if any(added is p for p in self.kernel.parameters):
+                    return True
+                if added.op == "add" and id(added) not in seen:
+                    seen.add(id(added))
+                    sums.append(added)
+        return False
 
 
 def _touches_arena(s: tree.Statement) -> bool:
