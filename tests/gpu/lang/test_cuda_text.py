@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from gpu.lang.runners import nvrtc
 
@@ -197,6 +198,38 @@ def test_zeros_keep_their_sign_but_where_a_sum_of_products_is_added_to() -> None
     def function(body: Callable[[Kernel, TracedValue], TracedValue]) -> str:
         return "".join(print_cuda_function(trace_function(body, "printed", (f32x4,)), ALL).definitions)
 
-    assert "at_least_zero" not in text(rectify)
-    assert "at_least_zero" in function(finish)
-    assert "at_least_zero" not in function(others)
+    assert "at_least" not in text(rectify)
+    assert "at_least(a.x, 0.0f)" in function(finish)
+    assert "at_least(a.x, 0.0f)" not in function(others)
+    assert "at_least(a.x, 1.0f)" in function(others)
+
+
+def test_constants_divide_by_multiplications() -> None:
+    """Whose quotient is rounded once; what a multiplication gives exactly, or would be tiny, is left to the compiler."""
+
+    def divide(by: float) -> str:
+        def body(k: Kernel) -> None:
+            x = k.buffer("x", f32x4, 64)
+            x[k.local_id()] = x[k.local_id()] / by
+
+        return text(body)
+
+    assert "divided(a.x, 9.0f, 0.11111111f)" in divide(9.0)
+    assert "divided(a.x, (-3.0f), " in divide(-3.0)
+    assert all("divided" not in divide(by) for by in (8.0, 0.5, 1e-5, 1e9, 1.9999999))
+
+
+def test_quotients_by_multiplications_are_rounded_once() -> None:
+    """divided() in float32, of numerators of all sizes, whole ones, zeros and what is no number."""
+    rng = np.random.default_rng(0)
+    sizes = np.exp2(rng.uniform(-40, 60, 100_000))
+    a = np.concatenate([rng.uniform(-1, 1, 100_000) * sizes, np.arange(-4096, 4096)]).astype(np.float32)
+    for by in np.float32([9, 49, 3, -7, 0.3, 1.9999998, 1001, 65535, 0.001, 16777213]):
+        inverse = np.float32(1) / by
+        q = a * inverse
+        # A product of two float32 is exact in float64; what is left of it has few digits where the quotient counts.
+        rest = (a.astype(np.float64) - q.astype(np.float64) * by).astype(np.float32)
+        better = (rest.astype(np.longdouble) * inverse + q).astype(np.float32)
+        size = np.abs(q)
+        found = np.where((size > 1e-24) & (size < 1e38), better, q)
+        assert np.array_equal(found, a / by), by

@@ -260,6 +260,8 @@ def test_no_result_of_a_million_ever_changes(device: Any) -> None:
 
 
 @pytest.mark.skipif(not FORKS, reason="no fork here")
+@pytest.mark.filterwarnings("ignore:os.fork")  # JAX's, if a test before this one imported it: the child does not use it
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_child_of_a_fork_still_has_the_results(device: Any) -> None:
     with litegpu.load(network(), "cuda") as model:
         name = large_of(model)

@@ -26,7 +26,7 @@ struct switch template this throw true try typedef typeid typename union unsigne
 abs acos asin atan cbrt ceil clock cos cosh erf exp exp2 expm1 fabs floor fma fmax fmin fmod free hypot isinf isnan log
 log10 log1p log2 malloc max memcpy memset min pow printf rint round rsqrt sin sinh sqrt tan tanh trunc f16 to_float
 to_half half_to_float float_to_half pack_half2 launch_dependents wait_for_predecessors
-rough_exp2 rough_reciprocal"""
+rough_exp2 rough_reciprocal divided at_least at_most"""
 RESERVED = frozenset(_WORDS.split())
 
 _INT_MIN = "(-2147483647 - 1)"
@@ -72,9 +72,19 @@ def print_cuda_function(function: DeviceFunction, features: Features) -> Printed
     return PrintedFunction(definitions, tuple(buffers), tuple(memory_name(m) for m in function.buffers))
 
 
-def _is_zero(value: TracedValue) -> bool:
-    """Whether it is 0 in all lanes."""
-    return value.is_constant(0) or (value.op == "splat" and value.args[0].is_constant(0))
+def _constant(value: TracedValue) -> np.float32 | None:
+    """The number of 32 bits that it is in all lanes, if it is one."""
+    scalar = value.args[0] if value.op == "splat" else value
+    known = scalar.type.kind == "f32" and scalar.constant is not None
+    return np.float32(scalar.constant) if known else None
+
+
+def _divisor(value: TracedValue) -> np.float32 | None:
+    """The constant that it is, if divided() takes it and a multiplication is not the same."""
+    number = _constant(value)
+    if number is None or not device.LEAST_DIVISOR <= abs(number) <= device.LARGEST_DIVISOR:
+        return None
+    return None if int(number.view(np.uint32)) & device.DIGITS in (0, device.DIGITS) else number
 
 
 class _Module(CLikePrinter):
@@ -172,20 +182,45 @@ class _Module(CLikePrinter):
             self.types.setdefault("rough", device.ROUGH_FUNCTIONS)
         if op == "pow":
             return f"{self._power(operand)}({', '.join(args)})"
+        divisor = _divisor(value.args[1]) if op == "div" and kind == "f32" else None
+        if divisor is not None:
+            return self._quotient(operand, args[0], divisor)
         if operand.lanes == 1 and device.is_infix(op, kind):
             return f"({args[0]} {INFIX[op]} {args[1]})"
         if kind == "bool" and operand.lanes == 1:
             return {"and": "({} && {})", "or": "({} || {})", "xor": "({} != {})", "not": "(!{})"}[op].format(*args)
         if op == "neg" and kind == "f32" and operand.lanes == 1:
             return f"(-{args[0]})"
-        if op == "max" and kind == "f32" and _is_zero(value.args[1]) and self.may_lose_sign(value.args[0]):
-            self.types.setdefault("at_least_zero", device.AT_LEAST_ZERO)
-            self._define(f"at_least_zero_{operand}", value.type, (operand,), "at_least_zero(a)")
-            return f"at_least_zero_{operand}({args[0]})"
+        limit = self._limit(value) if op in ("max", "min") else None
+        if limit is not None:
+            self.types.setdefault("limits", device.LIMITS)
+            one = "at_least" if op == "max" else "at_most"
+            return self._with_constants(one, operand, args[0], limit)
         infix = operand.lanes > 1 and op in INFIX
         name = f"operator{INFIX[op]}" if infix else f"{op}_{operand}"
         self._define(name, value.type, (operand,) * len(args), device.lane_expression(op, kind))
         return f"({args[0]} {INFIX[op]} {args[1]})" if infix else f"{name}({', '.join(args)})"
+
+    def _limit(self, value: TracedValue) -> np.float32 | None:
+        """The constant with which a maximum or minimum is one instruction: not 0 where -0 is to stay."""
+        limit = _constant(value.args[1])
+        if limit is None or np.isnan(limit):
+            return None
+        kept = limit != 0 or (value.op == "max" and self.may_lose_sign(value.args[0]))
+        return limit if kept else None
+
+    def _quotient(self, type: Type, text: str, divisor: np.float32) -> str:
+        self.types.setdefault("divided", device.DIVIDED)
+        return self._with_constants("divided", type, text, divisor, np.float32(1) / divisor)
+
+    def _with_constants(self, function: str, type: Type, text: str, *constants: np.float32) -> str:
+        """A function of each lane and of constants."""
+        written = "".join(f", {self.number(self.kernel.const(float(number), f32))}" for number in constants)
+        if type.lanes == 1:
+            return f"{function}({text}{written})"
+        name = f"{function}_{constants[0].view(np.uint32):08x}_{type}"
+        self._define(name, type, (type,), f"{function}(a{written})")
+        return f"{name}({text})"
 
     def _conversion(self, value: TracedValue, text: str) -> str:
         source, target = value.args[0].type, value.type
