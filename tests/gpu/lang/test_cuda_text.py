@@ -205,7 +205,7 @@ def test_zeros_keep_their_sign_but_where_a_sum_of_products_is_added_to() -> None
 
 
 def test_constants_divide_by_multiplications() -> None:
-    """Whose quotient is rounded once; what a multiplication gives exactly, or would be tiny, is left to the compiler."""
+    """Not where a multiplication gives the same, nor where the quotient's rest may be too small for a float32."""
 
     def divide(by: float) -> str:
         def body(k: Kernel) -> None:

@@ -34,15 +34,16 @@ TURNED = f"""{INLINE} uint3 turned_block() {{
 LEAST_DIVISOR, LARGEST_DIVISOR = 2.0**-10, 2.0**24
 #: The digits of a float32 behind the first; of divisors that have all of them the inverse is too far off.
 DIGITS = 0x7FFFFF
-#: A quotient by a constant, whose inverse is rounded: rounded once as IEEE says (Markstein), by three multiplications, but
-#: where it is tiny (there its last digit may differ) or no number. The compiler's division takes a branch for each
-#: numerator that is 0, a call of some 200 cycles.
+#: A quotient by a constant, whose inverse is rounded: rounded once as IEEE says (Markstein), by three multiplications,
+#: but where it is tiny (there its last digit may differ) or no number. The compiler's division calls a function for each
+#: numerator that is 0.
 DIVIDED = f"""{INLINE} float divided(float a, float by, float inverse) {{
   const float q = __fmul_rn(a, inverse), size = fabsf(q), better = fmaf(fmaf(-q, by, a), inverse, q);
   return size > 1e-24f && size < 1e38f ? better : q;
 }}"""
-#: The larger and the smaller of a number and one that is no NaN; NaN stays, and which of 0 and -0 it is nobody knows. As
-#: comparisons, which keep -0, they are two instructions each.
+
+#: The larger and the smaller of a number and one that is no NaN; NaN stays, and which of 0 and -0 it is nobody knows.
+#: As comparisons, which keep -0, they are two instructions each.
 LIMITS = f"""{INLINE} float at_least(float x, float limit) {{
 #if __CUDA_ARCH__ >= 800
   asm("max.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(limit));
