@@ -35,8 +35,8 @@ LEAST_DIVISOR, LARGEST_DIVISOR = 2.0**-10, 2.0**24
 #: The digits of a float32 behind the first; of divisors that have all of them the inverse is too far off.
 DIGITS = 0x7FFFFF
 #: A quotient by a constant, whose inverse is rounded: rounded once as IEEE says (Markstein), by three multiplications,
-#: but where it is tiny (there its last digit may differ) or no number. The compiler's division calls a function for each
-#: numerator that is 0.
+#: but where it is tiny (there its last digit may differ) or no number. The compiler's division calls a function for
+#: each numerator that is 0.
 DIVIDED = f"""{INLINE} float divided(float a, float by, float inverse) {{
   const float q = __fmul_rn(a, inverse), size = fabsf(q), better = fmaf(fmaf(-q, by, a), inverse, q);
   return size > 1e-24f && size < 1e38f ? better : q;
