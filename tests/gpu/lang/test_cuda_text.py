@@ -224,7 +224,7 @@ def test_quotients_by_multiplications_are_rounded_once() -> None:
     rng = np.random.default_rng(0)
     sizes = np.exp2(rng.uniform(-40, 60, 100_000))
     a = np.concatenate([rng.uniform(-1, 1, 100_000) * sizes, np.arange(-4096, 4096)]).astype(np.float32)
-    for by in np.float32([9, 49, 3, -7, 0.3, 1.9999998, 1001, 65535, 0.001, 16777213]):
+    for by in np.array([9, 49, 3, -7, 0.3, 1.9999998, 1001, 65535, 0.001, 16777213], np.float32):
         inverse = np.float32(1) / by
         q = a * inverse
         # A product of two float32 is exact in float64; what is left of it has few digits where the quotient counts.
