@@ -131,7 +131,11 @@ def measured(works: Sequence[Work], seconds: float) -> tuple[float, str, int]:
     before, usage, asked, started = sum(counts), used(), baton(), time.perf_counter()
     time.sleep(seconds)
     count, took = sum(counts) - before, time.perf_counter() - started
-    turns = "".join(f", {name} {(now - asked[name]) / count:.2f}" for name, now in baton().items() if now > asked[name])
+    turns = "".join(
+        f", {name} {(now - asked.get(name, 0)) / count:.2f}"
+        for name, now in baton().items()
+        if now > asked.get(name, 0)
+    )
     switches, cpu = (now - then for now, then in zip(used(), usage, strict=True))
     stop.set()
     for thread in threads:

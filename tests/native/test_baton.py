@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import sys
 import threading
@@ -132,6 +133,52 @@ def test_a_short_call_keeps_the_lock(library: native.NativeLibrary) -> None:
         sys.setswitchinterval(interval)
     changes = sum(a != b for a, b in pairwise(order))
     assert 5 < changes < len(order) / 10, (changes, len(order))
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no threads that stay on a processor here")
+def test_a_turn_begins_where_the_one_before_it_ended(library: native.NativeLibrary) -> None:
+    """On the same processor, and then the thread may run wherever it could before."""
+    processor = ctypes.PyDLL(None).sched_getcpu
+    everywhere = os.sched_getaffinity(0)
+    rounds: list[tuple[int, int]] = []
+    left: list[set[int]] = []
+
+    def work(number: int) -> None:
+        stop = time.perf_counter() + 1.5
+        while time.perf_counter() < stop:
+            compute(100)
+            library.work(5 * US, True)
+            rounds.append((number, processor()))
+        left.append(os.sched_getaffinity(0))
+
+    race(work, 6, 60)
+    changes = [(a, b) for (i, a), (j, b) in pairwise(rounds) if i != j]
+    assert left == [everywhere] * 6
+    if len(everywhere) > 1:
+        assert len(changes) > 50 and sum(a == b for a, b in changes) > 0.6 * len(changes), changes
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no threads that stay on a processor here")
+def test_threads_stay_where_they_may_run(library: native.NativeLibrary) -> None:
+    """Who has processors of his own is woken on these, whoever wakes him."""
+    everywhere = sorted(os.sched_getaffinity(0))
+    if len(everywhere) < 2:
+        pytest.skip("there is one processor")
+    own = [{everywhere[i % 2]} for i in range(4)]
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        os.sched_setaffinity(0, own[number])
+        processor = ctypes.PyDLL(None).sched_getcpu
+        stop = time.perf_counter() + 1
+        while time.perf_counter() < stop:
+            compute(100)
+            library.work(5 * US, True)
+            if processor() not in own[number] or os.sched_getaffinity(0) != own[number]:
+                wrong.append(number)
+
+    race(work, 4, 60)
+    assert not wrong
 
 
 KEPT = """

@@ -6,13 +6,14 @@
    wakes. Of those who wait for the turn a few are awake; the others sleep in a queue, and are woken ahead, while there
    are still some awake whose turns come before theirs. Who comes back while the turn is free takes it at once, so that
    the same few threads work on and on; every QUANTUM one of the sleepers joins them, for whom another falls asleep.
-   Who is away for less than SHORT keeps lock and turn for a QUANTUM, and has the next one woken AHEAD of its end. Where
-   threads wait, and all are of this kind, it lasts a LONG_TURN, beside which a change is little, some 0.2 ms in which
-   another processor's caches fill; or shorter, so that a ROUND of many threads does not take longer. Who sleeps, or waits
-   for a file, for most of the time between such calls does not keep the turn, as the lock is nobody's then. Nobody waits
-   awake meanwhile, which would slow down a core's other half; the first in the queue looks whether the turn is kept,
-   after a GLANCE, and then the more seldom the longer it has been, up to LAST_GLANCE. Who was woken for a turn that
-   another one got, and keeps, sleeps on in front of the others.
+   Who is away for less than SHORT keeps lock and turn for a QUANTUM. Where threads wait, and all are of this kind, it
+   lasts a LONG_TURN, beside which a change is little; or shorter, so that a ROUND of many threads does not take longer.
+   At its end the next one wakes up on the same processor, as the thread whose turn it was falls asleep: another one
+   would be slow at first, and its caches would have to fill. Afterwards it may run where it could before. Who sleeps, or
+   waits for a file, for most of the time between such calls does not keep the turn, as the lock is nobody's then. Nobody
+   waits awake meanwhile, which would slow down a core's other half; the first in the queue looks whether the turn is
+   kept, after a GLANCE, and then the more seldom the longer it has been, up to LAST_GLANCE, until it is GRACE past its
+   end. Who was woken for a turn that another one got, and keeps, sleeps on in front of the others.
 
    Nothing here decides who holds Python's lock: Python does, and what is known of it here is a guess. It may be wrong
    without harm but for time: code that knows nothing of turns takes the lock and lets go of it (a sleep, a file, the end
@@ -33,6 +34,7 @@
 #include <limits.h>
 #include <linux/futex.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <string.h>
@@ -51,7 +53,7 @@
 #define QUANTUM (5 * MS)
 #define LONG_TURN (10 * MS)
 #define ROUND (160 * MS)
-#define AHEAD (150 * US)
+#define GRACE (150 * US)
 #define GLANCE (500 * US)
 #define LAST_GLANCE (4 * MS)
 #define SHORT (30 * US)
@@ -62,10 +64,13 @@
 /* The turn: a number that grows with every change, times four, and what it is. */
 enum { FREE, ASKING, HELD, RESTING, STATES = 4 };
 
-/* Somebody asleep, from the eldest on. */
+/* Somebody asleep, from the eldest on: the thread, and the processors that it may run on, of which 0 is known of none. */
 typedef struct sleeper {
   struct sleeper *next;
   _Atomic uint32_t state;
+  pid_t thread;
+  int is_moved; /* to the processor of who woke it, until it runs */
+  cpu_set_t processors;
 } sleeper;
 
 enum { ASLEEP, WOKEN, NUDGED };
@@ -91,6 +96,7 @@ static struct {
    that was looked at for this one; when it was here last, and, unless its calls are close together, how long it had used a
    processor then, else -1. */
 static _Thread_local int is_short, is_idle, has_looked;
+static _Thread_local int hands_over; /* its turn has ended, and who is next wakes up when this call has */
 static _Thread_local int64_t was_here, had_used = -1;
 
 static _Atomic int64_t counts[COUNTS];
@@ -136,10 +142,10 @@ static int64_t turn_length(void) {
   return within(QUANTUM, ROUND / (waiting + 1), LONG_TURN);
 }
 
-/* Whether somebody keeps the turn, and wakes us before that ends. */
+/* Whether somebody keeps the turn, and will wake who is next. */
 static int is_kept(int64_t now) {
   return atomic_load(&baton.turn) % STATES == HELD && now - atomic_load(&baton.beat) < PATIENCE &&
-         now - atomic_load(&baton.since) < turn_length() - AHEAD;
+         now - atomic_load(&baton.since) < turn_length() + GRACE;
 }
 
 /* When the first in the queue looks again: it has waited half as long as the one at work has worked, or less. */
@@ -158,11 +164,22 @@ static void nudge(void) {
   }
 }
 
-/* Wake the eldest sleeper, if there is one. */
-static void wake(void) {
+/* Have a sleeper wake up on the processor that we are on, where it may be. */
+static void move_here(sleeper *one) {
+  int here = sched_getcpu();
+  if (here < 0 || here >= CPU_SETSIZE || !CPU_ISSET(here, &one->processors)) return;
+  cpu_set_t only;
+  CPU_ZERO(&only);
+  CPU_SET(here, &only);
+  one->is_moved = sched_setaffinity(one->thread, sizeof only, &only) == 0;
+}
+
+/* Wake the eldest sleeper, if there is one. `here`: on the processor that we are on, which we are about to leave. */
+static void wake(int here) {
   pthread_mutex_lock(&baton.lock);
   sleeper *one = baton.first;
   if (one != NULL) {
+    if (here) move_here(one);
     baton.first = one->next;
     if (baton.first == NULL) baton.last = &baton.first;
     atomic_fetch_sub(&baton.asleep, 1);
@@ -194,7 +211,8 @@ static int is_first(const sleeper *own) {
 
 /* Until somebody wakes us, or nothing changes for NAP, but not past `last`. `ahead`: in front of all others. */
 static void fall_asleep(int ahead, int64_t last) {
-  sleeper own = {NULL, ASLEEP};
+  sleeper own = {NULL, ASLEEP, (pid_t)syscall(SYS_gettid), 0, {{0}}};
+  if (sched_getaffinity(0, sizeof own.processors, &own.processors)) CPU_ZERO(&own.processors);
   count(SLEPT);
   pthread_mutex_lock(&baton.lock);
   own.next = ahead ? baton.first : NULL;
@@ -223,6 +241,7 @@ static void fall_asleep(int ahead, int64_t last) {
   pthread_mutex_lock(&baton.lock);
   if (own.state != WOKEN) take_out(&own);
   pthread_mutex_unlock(&baton.lock);
+  if (own.is_moved) sched_setaffinity(0, sizeof own.processors, &own.processors);
   if (own.state == WOKEN) atomic_fetch_sub(&baton.waking, 1);
 }
 
@@ -270,9 +289,9 @@ static void begin_call(int64_t now) {
 
 void litegpu_come_back(void *state) {
   uint64_t turn = atomic_load_explicit(&baton.turn, memory_order_acquire);
-  int other = !is_short;
-  is_short = 0;
-  if (turn % STATES == FREE && pass(turn, ASKING)) {
+  int other = !is_short, over = hands_over && atomic_load(&baton.asleep) > 0 && atomic_load(&baton.waking) == 0;
+  is_short = hands_over = 0;
+  if (!over && turn % STATES == FREE && pass(turn, ASKING)) {
     ask(state);
     end_call();
     return;
@@ -280,6 +299,13 @@ void litegpu_come_back(void *state) {
   atomic_fetch_add(&baton.others, other);
   int most = baton.processors > 11 ? 4 : baton.processors > 3 ? 2 : 1, woken = 0;
   int64_t now = litegpu_now(), last = now + MOST_SLEEP, end = now + LONGEST;
+  if (over) {
+    atomic_store(&baton.woke, now);
+    wake(1);
+    fall_asleep(0, last);
+    woken = 1;
+    end = litegpu_now() + LONGEST;
+  }
   while ((now = litegpu_now()) < end) {
     int room = (atomic_fetch_add(&baton.awake, 1) < most || woken) && litegpu_awake();
     int found = room && watch(woken ? LONGEST : PATIENCE);
@@ -316,10 +342,10 @@ void *litegpu_leave(void) {
     }
     pass(turn, rest ? RESTING : FREE);
   }
-  if (atomic_load(&baton.asleep) > 0 && atomic_load(&baton.waking) == 0 &&
+  if (!hands_over && atomic_load(&baton.asleep) > 0 && atomic_load(&baton.waking) == 0 &&
       (atomic_load(&baton.awake) == 0 || now - atomic_load(&baton.woke) > QUANTUM)) {
     atomic_store(&baton.woke, now);
-    wake();
+    wake(0);
   }
   return state;
 }
@@ -333,13 +359,9 @@ static int keeps(int64_t now) {
     return pass(turn, HELD);
   }
   int64_t age = now - atomic_load_explicit(&baton.since, memory_order_relaxed), length;
-  if (age < QUANTUM - AHEAD || age < (length = turn_length()) - AHEAD) return 1;
-  int awake = atomic_load(&baton.awake) > 0;
-  if (!awake && atomic_load(&baton.asleep) > 0 && atomic_load(&baton.waking) == 0) {
-    atomic_store(&baton.woke, now); /* litegpu_leave() need not wake one more */
-    wake();
-  }
-  return age < length || (!awake && age < 2 * length);
+  if (age < QUANTUM || age < (length = turn_length())) return 1;
+  hands_over = atomic_load(&baton.awake) == 0; /* nobody waits awake, so that somebody has to be woken */
+  return 0;
 }
 
 int litegpu_keep(int64_t expected) {

@@ -204,6 +204,61 @@ def test_zeros_keep_their_sign_but_where_a_sum_of_products_is_added_to() -> None
     assert "at_least(a.x, 1.0f)" in function(others)
 
 
+def test_what_is_rounded_loses_its_sign_before() -> None:
+    """A maximum with 0 that ends as a whole number, and as nothing else, is the quicker one."""
+
+    def quanta(k: Kernel, total: TracedValue) -> TracedValue:
+        return k.round_small(k.min(k.max(total * 0.5, 0.0), 255.0))
+
+    def both(k: Kernel, total: TracedValue) -> TracedValue:
+        limited = k.max(total * 0.5, 0.0)
+        return k.round_small(limited) + k.exp(limited)
+
+    def kept(k: Kernel, total: TracedValue) -> TracedValue:
+        limited = k.max(total * 0.5, 0.0)
+        k.buffer("y", f32x4, 1)[0] = limited
+        return k.round_small(limited)
+
+    def function(body: Callable[[Kernel, TracedValue], TracedValue]) -> str:
+        return "".join(print_cuda_function(trace_function(body, "printed", (f32x4,)), ALL).definitions)
+
+    assert "at_least(a.x, 0.0f)" in function(quanta)
+    assert "at_least" not in function(both) and "at_least" not in function(kept)
+
+
+def test_what_a_kernel_loads_ahead_for_a_function() -> None:
+    """Constants at the last of the places, or at one that is known, by loads that the compiler leaves where they are;
+    other buffers at places that the parameters tell. What depends on the value, or is read after a store, the function
+    reads itself."""
+
+    def finish(k: Kernel, pixel: TracedValue, quad: TracedValue, total: TracedValue) -> None:
+        sizes = {"bias": 8, "first": 1, "table": 8}
+        bias, first, table = (k.buffer(name, f32x4, size, access="read") for name, size in sizes.items())
+        x = k.buffer(
+            "x",
+            f16x4,
+            64,
+            compute=f32x4,
+        )
+        y = k.buffer("y", f32x4, 64)
+        y[pixel * 8 + quad] = total + bias[quad] + first[0] + table[pixel] + x[pixel * 8 + quad]
+        y[quad] = x[u32(total[0])] + x[pixel]
+
+    function = trace_function(finish, "store", (u32, u32, f32x4))
+    printed = print_cuda_function(function, ALL, 2)
+    whole = "\n".join(printed.definitions)
+    assert "struct StoreConstants { float4 v0; float4 v1; };" in whole
+    assert re.search(r"return StoreConstants\{b0_bias\[p1\], b1_first\[0u\]\};", whole)
+    assert "struct StoreOperands { uint2 v0; };" in whole  # as it is in memory: not converted before it is there
+    assert re.search(r"load_store_operands\([^)]*unsigned p0, unsigned p1\)", whole)
+    body = whole[whole.index(" store(") :]
+    assert "constants.v1" in body and "operands.v0" in body and "__ldg(b2_table + p0)" in body
+    assert not re.search(r"b0_bias\[|b1_first\[", body) and body.count("b3_x[") == 2
+    assert ["__restrict__" in p for p in printed.parameters] == [False, False, True, False, False]
+    code = KernelCode("printed", whole + '\nextern "C" __global__ void printed() {}\n', (64, 1, 1), ())
+    assert nvrtc().compile([code], 90)
+
+
 def test_constants_divide_by_multiplications() -> None:
     """Not where a multiplication gives the same, nor where the quotient's rest may be too small for a float32."""
 

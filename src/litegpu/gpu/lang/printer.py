@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -27,6 +28,7 @@ class Printer(ABC):
         self.depth = 0
         self._texts: dict[int, str] = {}
         self._uses: Counter[int] = Counter()
+        self._users: defaultdict[int, list[TracedValue]] = defaultdict(list)  # values that are computed with it
         self._elsewhere: set[int] = set()  # values used in another block than their own
 
     # What a target defines
@@ -74,8 +76,17 @@ class Printer(ABC):
 
     def print_block(self, block: tree.Block, results: tuple[TracedValue, ...] = ()) -> None:
         """Print all of `block`; `results` are values that the caller uses after it."""
-        self._count(block, results)
+        todo: list[tuple[TracedValue, Scope]] = [(v, block) for v in results]
+        _effects(block, todo)
+        self._count(todo)
         self._statements(block)
+
+    def print_values(self, block: tree.Block, values: Sequence[TracedValue]) -> None:
+        """Print what `values` are computed with, of `block` itself, and nothing else of it."""
+        self._count([(v, block) for v in values])
+        for s in block.statements:
+            if isinstance(s, tree.Bind):
+                self._bind(s.value)
 
     def text(self, value: TracedValue) -> str:
         """How to write `value` at this place."""
@@ -167,9 +178,8 @@ class Printer(ABC):
 
     # Who uses what
 
-    def _count(self, block: tree.Block, results: tuple[TracedValue, ...]) -> None:
-        todo: list[tuple[TracedValue, Scope]] = [(v, block) for v in results]
-        _effects(block, todo)
+    def _count(self, todo: list[tuple[TracedValue, Scope]]) -> None:
+        """`todo`: values, each with the block that uses it."""
         while todo:
             value, user = todo.pop()
             if value.op in LEAVES:
@@ -178,8 +188,10 @@ class Printer(ABC):
             if user is not value.block:
                 self._elsewhere.add(value.number)
             if self._uses[value.number] == 1:
-                times = 2 if self.repeats(value) else 1
-                todo.extend((a, value.block) for a in value.args * times)
+                args = value.args * (2 if self.repeats(value) else 1)
+                todo.extend((a, value.block) for a in args)
+                for a in args:
+                    self._users[a.number].append(value)
 
 
 def memory_name(memory: tree.Memory) -> str:

@@ -136,9 +136,12 @@ class QuantizedValues:
         """A value of stored numbers, for a tensor that goes outside."""
         if tensor in self.stored:
             return flat(self.builder, self.stored[tensor])
-        value = self.quanta.get(tensor, self.real.get(tensor, -1))
-        quanta: Expr = Arg(0) if tensor in self.quanta else fn("round", fn("mul", Arg(0), _ratio(1.0, grid.scale)))
-        return stored(self.builder, self.subgraph.tensors[tensor], fn("to_int32", fn("add", quanta, grid.zero)), value)
+        if tensor in self.quanta:
+            value, whole = self.quanta[tensor], fn("nearest", fn("small", fn("add", Arg(0), grid.zero)))
+        else:
+            quanta = fn("round", fn("mul", Arg(0), _ratio(1.0, grid.scale)))
+            value, whole = self.real.get(tensor, -1), fn("to_int32", fn("add", quanta, grid.zero))
+        return stored(self.builder, self.subgraph.tensors[tensor], whole, value)
 
     def real_view(self, tensor: int) -> int:
         """A value of the tensor's real numbers, made anew for each reader so that it becomes part of its kernel."""
@@ -166,7 +169,7 @@ class QuantizedValues:
         if tensor in self.stored:
             return self.stored[tensor], fn("sub", Arg(0), Literal(grid.zero, DType.INT32))
         if tensor in self.quanta:
-            return self.quanta[tensor], fn("to_int32", Arg(0))
+            return self.quanta[tensor], fn("nearest", fn("small", Arg(0)))
         return self.real[tensor], fn("to_int32", fn("round", fn("mul", Arg(0), _ratio(1.0, grid.scale))))
 
     def unit(self, operands: Sequence[int]) -> float | None:

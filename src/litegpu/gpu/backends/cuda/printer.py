@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,21 +55,67 @@ class PrintedFunction:
     names: tuple[str, ...]
 
 
-def print_cuda_function(function: DeviceFunction, features: Features) -> PrintedFunction:
-    """The CUDA C++ of `function`, for kernels that are not printed but written."""
-    module = _FunctionBody(function, features)
+#: What makes 0 of -0.
+_ROUNDS = ("round_small", "nearest", "nearest_small")
+#: What a function gets of its caller that it would load, at most, of constants, and of other buffers (of several places
+#: one of each): each takes registers for as long as the kernel runs.
+MOST_CONSTANTS, MOST_OPERANDS = 4, 2
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """What the caller of a function loads ahead for it, "constants" or "operands"."""
+
+    function: str
+    what: str
+    number: int  # of parameters of the function that say where
+
+    @property
+    def type(self) -> str:
+        """What the caller keeps them in."""
+        return "".join(part.capitalize() for part in (*self.function.split("_"), self.what))
+
+    @property
+    def load(self) -> str:
+        """The function that returns them: (buffers..., parameters...)."""
+        return f"load_{self.function}_{self.what}"
+
+
+def constants_of(function: str) -> Ahead:
+    """At one place, which the last of the parameters tells that operands_of() has."""
+    return Ahead(function, "constants", 1)
+
+
+def operands_of(function: str, number: int) -> Ahead:
+    return Ahead(function, "operands", number)
+
+
+def print_cuda_function(function: DeviceFunction, features: Features, places: int = 0) -> PrintedFunction:
+    """The CUDA C++ of `function`, for kernels that are not printed but written.
+
+    `places`: so many parameters say where the function reads and writes. What it reads of buffers that nobody writes at
+    the place that the last of them is, or one that is known, it gets as an argument behind all others, and what it
+    reads of other buffers as another: constants_of() and operands_of() say how kernels load these, before they wait for
+    others, and before their own work.
+    """
+    body = _FunctionBody(function, features, function.parameters[:places])
     own = []
     for i, value in enumerate(function.parameters):
-        module.name_leaf(value, f"p{i}")
-        own.append(f"{module.type_name(value.type)} p{i}")
+        body.name_leaf(value, f"p{i}")
+        own.append(f"{body.type_name(value.type)} p{i}")
     result, kind = function.result, "void"
-    module.print_block(function.body, () if result is None else (result,))
+    body.print_block(function.body, () if result is None else (result,))
     if result is not None:
-        kind = module.type_name(result.type)
-        module.line(f"return {module.text(result)};")
-    buffers = [module.parameter(m) for m in function.buffers]
-    text = [f"{INLINE} {kind} {function.name}({', '.join(buffers + own)}) {{", *module.lines, "}"]
-    definitions = (*module.types.values(), *module.functions.values(), "\n".join(text))
+        kind = body.type_name(result.type)
+        body.line(f"return {body.text(result)};")
+    buffers, loading = [body.parameter(m) for m in function.buffers], []
+    if places:
+        constants, operands = constants_of(function.name), operands_of(function.name, places)
+        loading = body.loading(constants, body.constants, [*buffers, own[places - 1]])
+        loading += body.loading(operands, body.operands, [*buffers, *own[:places]])
+        own += [f"const {constants.type}& constants", f"const {operands.type}& operands"]
+    text = [f"{INLINE} {kind} {function.name}({', '.join(buffers + own)}) {{", *body.lines, "}"]
+    definitions = (*body.types.values(), *body.functions.values(), *loading, "\n".join(text))
     return PrintedFunction(definitions, tuple(buffers), tuple(memory_name(m) for m in function.buffers))
 
 
@@ -206,8 +253,14 @@ class _Module(CLikePrinter):
         limit = _constant(value.args[1])
         if limit is None or np.isnan(limit):
             return None
-        kept = limit != 0 or (value.op == "max" and self.may_lose_sign(value.args[0]))
+        kept = limit != 0 or (value.op == "max" and (self.may_lose_sign(value.args[0]) or self._is_rounded(value)))
         return limit if kept else None
+
+    def _is_rounded(self, value: TracedValue) -> bool:
+        """Whether it ends, within limits, as a whole number and nothing else, which has no -0."""
+        users = self._users[value.number]
+        alone = len(users) == self._uses[value.number] > 0  # no statement has it
+        return alone and all(u.op in _ROUNDS or (u.op in ("max", "min") and self._is_rounded(u)) for u in users)
 
     def _quotient(self, type: Type, text: str, divisor: np.float32) -> str:
         self.types.setdefault("divided", device.DIVIDED)
@@ -268,7 +321,7 @@ class _Module(CLikePrinter):
             self._define(name, type, (type, type), inner)
             return name
         definition = Function(math.POLYFILLS["pow"], (f32, f32))
-        printer = _FunctionBody(self.kernel, self.features, self)
+        printer = _FunctionBody(self.kernel, self.features, module=self)
         for letter, p in zip("ab", definition.params, strict=True):
             printer.name_leaf(p, letter)
         printer.print_block(definition.body, (definition.result,))
@@ -342,13 +395,17 @@ class _Module(CLikePrinter):
         return self.type_name(m.storage)
 
     def load(self, m: tree.Memory, index: str) -> str:
-        element = self._element(m)
-        text = f"{memory_name(m)}[{index}]"
-        if m.space == "global" and m.access == "read" and element not in self.types:
-            text = f"__ldg({memory_name(m)} + {index})"
-        if m.storage == m.type:
-            return text
-        return f"{self._unpack(m)}({text})"
+        return self.taken(m, self.element(m, index))
+
+    def taken(self, m: tree.Memory, element: str) -> str:
+        """What the kernel computes with, of an element as it is in memory."""
+        return element if m.storage == m.type else f"{self._unpack(m)}({element})"
+
+    def element(self, m: tree.Memory, index: str) -> str:
+        """As it is in memory."""
+        if m.space == "global" and m.access == "read" and self._element(m) not in self.types:
+            return f"__ldg({memory_name(m)} + {index})"
+        return f"{memory_name(m)}[{index}]"
 
     def store(self, memory: tree.Memory, index: str, value: str) -> str:
         name = memory_name(memory)
@@ -445,12 +502,73 @@ class _Module(CLikePrinter):
 class _FunctionBody(_Module):
     """Prints the body of a function: shares what it needs with the module that calls it, if any."""
 
-    def __init__(self, kernel: Kernel, features: Features, module: _Module | None = None) -> None:
+    def __init__(
+        self, kernel: Kernel, features: Features, places: Sequence[TracedValue] = (), module: _Module | None = None
+    ) -> None:
+        """`places`: parameters that say where to read what the caller loads."""
         super().__init__(kernel, features)
         self.depth = 1
+        self.constants: list[TracedValue] = []  # what the caller loads of what nobody writes
+        self.operands: list[TracedValue] = []  # and of other buffers
+        self._places, self._plain = places, set[int]()  # memories that constants are loaded from
+        self._has_written = False
         if module is not None:
             self.types, self.functions = module.types, module.functions
         self.waits = False
+
+    def loading(self, ahead: Ahead, values: Sequence[TracedValue], parameters: Sequence[str]) -> list[str]:
+        """The type of what the caller loads, and the function that it calls."""
+        printer = _FunctionBody(self.kernel, self.features, module=self)
+        printer._plain = self._plain
+        for i, value in enumerate(self._places):
+            printer.name_leaf(value, f"p{i}")
+        printer.print_values(self.kernel.body, [v.args[0] for v in values])
+        found = [printer.element(v.attr, printer.text(v.args[0])) for v in values]
+        fields = "".join(f" {self._element(v.attr)} v{i};" for i, v in enumerate(values))
+        head = f"{INLINE} {ahead.type} {ahead.load}({', '.join(parameters)}) {{"
+        lines = [head, *printer.lines, f"  return {ahead.type}{{{', '.join(found)}}};", "}"]
+        return [f"struct {ahead.type} {{{fields} }};", "\n".join(lines)]
+
+    def _statement(self, s: tree.Statement) -> None:
+        super()._statement(s)
+        self._has_written = self._has_written or not isinstance(s, tree.Bind | tree.Declare | tree.Assign)
+
+    def _bind(self, value: TracedValue) -> None:
+        """A load that the caller does is a field of its argument."""
+        early = self._early(value) if self._uses[value.number] else None
+        if early is None:
+            super()._bind(value)
+            return
+        values, name = early
+        values.append(value)
+        text, known = self.taken(value.attr, f"{name}.v{len(values) - 1}"), f"t{value.number}"
+        self.line(self.bind(known, value.type, text))
+        self.name_leaf(value, known)
+
+    def _early(self, value: TracedValue) -> tuple[list[TracedValue], str] | None:
+        """Where a load belongs that the caller can do."""
+        if not self._places or value.op != "load" or value.block is not self.kernel.body:
+            return None
+        memory, at = value.attr, value.args[0]
+        if memory.space != "global":
+            return None
+        if memory.access == "read":
+            known = at is self._places[-1] or at.op == "const"
+            if not known or len(self.constants) >= MOST_CONSTANTS:
+                return None
+            self._plain.add(memory.number)
+            return self.constants, "constants"
+        if self._has_written or len(self.operands) >= max(MOST_OPERANDS, len(self._places) - 1):
+            return None
+        return (self.operands, "operands") if _depends_on(at, self._places) else None
+
+    def parameter(self, m: tree.Memory) -> str:
+        """The compiler moves loads of what nobody writes, as far as it is told, behind the wait: it is not told."""
+        text = super().parameter(m)
+        return text.replace(" __restrict__", "") if m.number in self._plain else text
+
+    def element(self, m: tree.Memory, index: str) -> str:
+        return f"{memory_name(m)}[{index}]" if m.number in self._plain else super().element(m, index)
 
     def may_lose_sign(self, value: TracedValue) -> bool:
         """What native kernels hand over are sums of products, which begin with 0 and are no -0, nor is what is added to
@@ -466,6 +584,20 @@ class _FunctionBody(_Module):
                     seen.add(id(added))
                     sums.append(added)
         return False
+
+
+def _depends_on(value: TracedValue, parameters: Sequence[TracedValue]) -> bool:
+    """Whether it is computed with these alone."""
+    todo, seen = [value], set[int]()
+    while todo:
+        one = todo.pop()
+        if one.number in seen or one.op == "const" or any(one is p for p in parameters):
+            continue
+        if not one.args or not one.is_pure:
+            return False
+        seen.add(one.number)
+        todo += one.args
+    return True
 
 
 def _touches_arena(s: tree.Statement) -> bool:

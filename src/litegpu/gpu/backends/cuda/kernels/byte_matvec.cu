@@ -34,7 +34,7 @@ INLINE Chunk load(const signed char* x, unsigned row, unsigned chunk) {
   return found;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) NAME(const signed char* x, const uint4* w, const int4* __restrict__ corrections EPILOGUE_BUFFERS) {
+extern "C" __global__ void __launch_bounds__(THREADS) NAME(const signed char* x, const uint4* w, const int4* corrections EPILOGUE_BUFFERS) {
   const unsigned lane = threadIdx.x % LANES, quad = blockIdx.x * (THREADS / LANES) + threadIdx.x / LANES;
   Chunk weights[EARLY][4];
   auto load_weights = [&](unsigned slot, unsigned step) {
@@ -47,6 +47,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const signed char* x,
   // compiler moves those of __ldg behind the wait.)
 #pragma unroll
   for (unsigned slot = 0; slot < EARLY; slot++) load_weights(slot, slot);
+  const unsigned real_quad = quad < QUADS ? quad : 0;
+  const STORE_CONSTANTS_TYPE constants = STORE_CONSTANTS(real_quad);
+  const int4 more = corrections[real_quad];
   wait_for_predecessors();
   launch_dependents();
 
@@ -78,9 +81,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const signed char* x,
 #pragma unroll
       for (unsigned o = 0; o < 4; o++) sums[row][o] += __shfl_xor_sync(0xffffffffu, sums[row][o], by);
   if (quad >= QUADS) return;
-  const int4 more = corrections[quad];
 #pragma unroll
   for (unsigned row = 0; row < ROWS; row++)
     if (lane == row)
-      STORE(row, quad, (int4{sums[row][0] + more.x, sums[row][1] + more.y, sums[row][2] + more.z, sums[row][3] + more.w}));
+      STORE(row, quad, (int4{sums[row][0] + more.x, sums[row][1] + more.y, sums[row][2] + more.z, sums[row][3] + more.w}), constants,
+            STORE_OPERANDS(row, quad));
 }

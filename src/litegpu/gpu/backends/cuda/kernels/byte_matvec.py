@@ -48,4 +48,5 @@ def launch(ctx: KernelContext, layer: Layer) -> Launch:
     return native_launch(
         ctx, "vector_of_bytes", ("byte_matvec.cu",), constants, operands, label=label_of(ctx),
         workgroup=(threads, 1, 1), dispatch=(-(-quads // (threads // lanes)), 1, 1), variant=f"{lanes} of {threads}",
+        ahead=True,
     )  # fmt: skip

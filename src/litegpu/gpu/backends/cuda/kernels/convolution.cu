@@ -196,6 +196,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, cons
 #pragma unroll
   for (unsigned i = 0; i < OPERANDS; i++) own[i] = own_quad < QUADS ? channelwise[i * QUADS + own_quad] : float4{};
 #endif
+#if AHEAD
+  static_assert(Product::SAME, "a thread stays with its quad");
+  const unsigned own_quad = column0 / 4 + thread % Product::QUADS_ACROSS, real_quad = own_quad < QUADS ? own_quad : 0;
+  const STORE_CONSTANTS_TYPE constants = STORE_CONSTANTS(real_quad);
+#if WHOLE
+  const int4 correction = corrections[real_quad];
+#endif
+#endif
   wait_for_predecessors();
   launch_dependents();
 #if defined PROLOGUE && HALF
@@ -210,6 +218,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, cons
 #endif
     copies_commit();
   }
+
+#if AHEAD
+  STORE_OPERANDS_TYPE operands[Product::EACH];
+#pragma unroll
+  for (unsigned n = 0; n < Product::EACH; n++) {
+    const unsigned pixel = pixel0 + Product::row_of(n);
+    operands[n] = STORE_OPERANDS((pixel < PIXELS ? pixel : PIXELS - 1), real_quad);
+  }
+#endif
 
   Product product;
 #if defined PROLOGUE && HALF
@@ -263,7 +280,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, cons
   }
 #ifdef MEANS
   float4 mean = {};
-  product.store([&](unsigned row, unsigned, Four total) {
+  product.store([&](unsigned row, unsigned, Four total, unsigned) {
     if (pixel0 + row >= PIXELS) return;
     const float4 value = ACTIVATE(total);
     mean = float4{mean.x + value.x, mean.y + value.y, mean.z + value.z, mean.w + value.w};
@@ -284,13 +301,19 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, cons
   }
   parts[blockIdx.x / TILES_N * QUADS + own_quad] = float4{mean.x * SCALE, mean.y * SCALE, mean.z * SCALE, mean.w * SCALE};
 #else
-  product.store([&](unsigned row, unsigned column, Four total) {
+  product.store([&](unsigned row, unsigned column, Four total, unsigned n) {
     const unsigned pixel = pixel0 + row, quad = column0 / 4 + column;
-#if WHOLE
+#if WHOLE && AHEAD
+    total = int4{total.x + correction.x, total.y + correction.y, total.z + correction.z, total.w + correction.w};
+#elif WHOLE
     const int4 more = corrections[quad];
     total = int4{total.x + more.x, total.y + more.y, total.z + more.z, total.w + more.w};
 #endif
+#if AHEAD
+    if (pixel < PIXELS && quad < QUADS) STORE(pixel, quad, total, constants, operands[n]);
+#else
     if (pixel < PIXELS && quad < QUADS) STORE(pixel, quad, total);
+#endif
   });
 #endif
 }

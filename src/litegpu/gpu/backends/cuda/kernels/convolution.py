@@ -54,6 +54,8 @@ RESIDUAL = 1.4e-6
 #: What a step takes more there in which patches of a picture are gathered (ViT's at batch 1: 6.9 us in six steps where
 #: 2.8 was estimated).
 GATHERED = 0.5
+#: Sums of a thread, at most, where it keeps what the epilogue reads beside them.
+MOST_SUMS_AHEAD = 16
 #: What pixels that are joined must take of what they take one by one: 0.57 to 0.76 by estimates for windows that move
 #: by four of them.
 JOINED = 0.85
@@ -231,8 +233,13 @@ def launch(ctx: KernelContext, layer: Layer, tile: WorkgroupTile, where: Where |
     return native_launch(
         ctx, made.name, made.files, made.constants, made.operands, label=label_of(ctx), workgroup=(tile.threads, 1, 1),
         dispatch=(made.groups, 1, 1), shared_bytes=made.shared_bytes, variant=str(tile), where=where,
-        rounds=layer.rounds, inner=fetched.functions_of(ctx, layer),
+        rounds=layer.rounds, inner=fetched.functions_of(ctx, layer), ahead=bool(made.constants["AHEAD"]),
     )  # fmt: skip
+
+
+def _loads_ahead(tile: WorkgroupTile) -> bool:
+    """Whether threads load what the epilogue reads before they multiply: each keeps its quad, and has registers."""
+    return tile.threads % (tile.columns // 4) == 0 and tile.rows * tile.columns <= MOST_SUMS_AHEAD * tile.threads
 
 
 @dataclass(frozen=True)
@@ -255,8 +262,8 @@ def settings(ctx: KernelContext, layer: Layer, tile: WorkgroupTile) -> Settings:
     source, load = layer.load
     constants: dict[str, int | str] = {
         **layer.constants(), "HALF": int(product.half), "SOURCE": source, "LOAD(value)": load, "VECTOR": layer.vector,
-        **tile.constants(), "BK": _depth(layer, tile), "TILES_N": columns, "PIXELS": product.rows,
-        "QUADS": -(-layer.shape[3] // 4), "DEPTH": weights.shape[1], "ACCESS": layer.access,
+        **tile.constants(), "AHEAD": int(_loads_ahead(tile)), "BK": _depth(layer, tile), "TILES_N": columns,
+        "PIXELS": product.rows, "QUADS": -(-layer.shape[3] // 4), "DEPTH": weights.shape[1], "ACCESS": layer.access,
         **constants_of(layer, tile.shared_bytes(True) if layer.half else None, tile.depth),
         **row_norm.constants_of(layer.norm),
     }  # fmt: skip

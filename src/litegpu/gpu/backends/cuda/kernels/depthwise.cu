@@ -1,8 +1,14 @@
 // Depthwise convolution by the sums of depthwise_sums.cu.
 //
 // Constants from the host beside those: WC WX WY (threads of a workgroup: along chunks, then blocks of pixels), GROUPS_C
-// GROUPS_X GROUPS_Y (workgroups along these, then images).
-extern "C" __global__ void __launch_bounds__(WC * WX * WY)
+// GROUPS_X GROUPS_Y (workgroups along these, then images); RESIDENT (workgroups of a multiprocessor, if all run at once: there
+// the compiler need not save registers, and leaves the loads together), else 0.
+#if RESIDENT
+#define BOUNDS __launch_bounds__(WC * WX * WY, RESIDENT)
+#else
+#define BOUNDS __launch_bounds__(WC * WX * WY)
+#endif
+extern "C" __global__ void BOUNDS
 NAME(const SOURCE* x, const float4* w EPILOGUE_BUFFERS) {
   const unsigned thread = threadIdx.x, group = blockIdx.x;
   const unsigned chunk = group % GROUPS_C * WC + thread % WC;
@@ -12,6 +18,9 @@ NAME(const SOURCE* x, const float4* w EPILOGUE_BUFFERS) {
   if (chunk >= CHUNKS || ox0 >= OUT_W || oy0 >= OUT_H) return;
 
   float sums[TY][TX][LANES] = {};
+  STORE_CONSTANTS_TYPE constants[LANES / 4];
+#pragma unroll
+  for (unsigned q = 0; q < LANES / 4; q++) constants[q] = STORE_CONSTANTS((chunk * (LANES / 4) + q));
   add_products(x, w, chunk, image, oy0, ox0, sums);
 #pragma unroll
   for (unsigned p = 0; p < TY * TX; p++) {
@@ -21,6 +30,7 @@ NAME(const SOURCE* x, const float4* w EPILOGUE_BUFFERS) {
 #pragma unroll
     for (unsigned q = 0; q < LANES / 4; q++)
       STORE((image * OUT_H + oy) * OUT_W + ox, chunk * (LANES / 4) + q,
-            (Four{(Number)sum[4 * q], (Number)sum[4 * q + 1], (Number)sum[4 * q + 2], (Number)sum[4 * q + 3]}));
+            (Four{(Number)sum[4 * q], (Number)sum[4 * q + 1], (Number)sum[4 * q + 2], (Number)sum[4 * q + 3]}), constants[q],
+            STORE_OPERANDS((image * OUT_H + oy) * OUT_W + ox, chunk * (LANES / 4) + q));
   }
 }

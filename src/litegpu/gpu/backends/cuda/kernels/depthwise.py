@@ -19,7 +19,7 @@ from litegpu.gpu.backends.cuda.kernels.depthwise_block import (
 from litegpu.gpu.backends.cuda.kernels.layer import LOAD, Layer, residuals_of
 from litegpu.gpu.backends.cuda.kernels.offer import Option, cheapest
 from litegpu.gpu.backends.cuda.kernels.source import native_launch
-from litegpu.gpu.backends.cuda.kernels.tile import WARPGROUP_CAPABILITY
+from litegpu.gpu.backends.cuda.kernels.tile import USUAL_UNITS, WARPGROUP_CAPABILITY
 from litegpu.gpu.graph import Conv2D, DepthwiseConv2D, DType, IntegerDepthwiseConv2D
 from litegpu.gpu.kernels.access import Operands
 from litegpu.gpu.kernels.context import KernelContext, Launch
@@ -32,6 +32,8 @@ MOST_SUMS, MOST_PRODUCTS, MOST_INPUTS = 64, 400, 200
 #: left, and took thirty times as long.
 MOST_WORDS = 160
 MOST_THREADS = 256
+#: Threads of a multiprocessor, at most, each of which may have 128 registers.
+MOST_RESIDENT = 512
 FILES = ("chunk.cu", "depthwise_sums.cu", "depthwise.cu")
 #: How an element of bytes is declared, and taps whose sums of products of differences of bytes float32 holds.
 BYTES = {DType.INT8: ("signed char", ""), DType.UINT8: ("unsigned char", "")}
@@ -115,9 +117,12 @@ def ranked(layer: Layer, units: int) -> list[DepthwiseBlock]:
 def launch(ctx: KernelContext, layer: Layer, block: DepthwiseBlock) -> Launch:
     """The convolution with the given block."""
     operands: Operands = {"x": layer.source, "w": packed(layer)}
+    groups, units = math.prod(block.groups(layer)), ctx.features.compute_units or USUAL_UNITS
+    resident = -(-groups // units)
+    constants = constants_of(layer, block) | {"RESIDENT": resident if resident * block.threads <= MOST_RESIDENT else 0}
     return native_launch(
-        ctx, "blocked_depthwise", FILES, constants_of(layer, block), operands, label="depthwise_conv_2d",
-        workgroup=(block.threads, 1, 1), dispatch=(math.prod(block.groups(layer)), 1, 1), variant=str(block),
+        ctx, "blocked_depthwise", FILES, constants, operands, label="depthwise_conv_2d",
+        workgroup=(block.threads, 1, 1), dispatch=(groups, 1, 1), variant=str(block), ahead=True,
     )  # fmt: skip
 
 

@@ -27,7 +27,7 @@ NAME(const SOURCE* x, const float4* parts, const float* inner_bias, const unsign
   unsigned factors[EACH / 2];
 #pragma unroll
   for (unsigned i = 0; i < EACH / 2; i++) factors[i] = weights[(slice * (EACH / 2) + i) * THREADS + thread];
-  const float own_bias = bias[slice * (4 * TILE_QUADS) + thread / LANES];
+  const float own_bias = bias[slice * (4 * TILE_QUADS) + thread / LANES], first_bias = thread < SUMMED ? inner_bias[thread] : 0;
   wait_for_predecessors();
   launch_dependents();
 
@@ -54,7 +54,7 @@ NAME(const SOURCE* x, const float4* parts, const float* inner_bias, const unsign
   for (unsigned result = thread; result < EACH * LANES; result += THREADS) {
     float sum = 0;
     if (result < SUMMED) {
-      sum = inner_bias[result];
+      sum = result == thread ? first_bias : inner_bias[result];
 #pragma unroll
       for (unsigned row = 0; row < ROWS; row++) sum += ((const float*)summed)[row * RESULTS + result];
       sum = INNER(sum);

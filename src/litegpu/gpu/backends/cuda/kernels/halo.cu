@@ -147,6 +147,11 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS EPILOGUE_BUFFE
     return;
   }
   const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#if SPLIT > 1
+  static_assert(MULTIPLYING % (BN / 4) == 0, "a thread stays with its quad");
+  const unsigned own_quad = column * (BN / 4) + threadIdx.x % (BN / 4);
+  const STORE_CONSTANTS_TYPE constants = STORE_CONSTANTS((own_quad < QUADS ? own_quad : 0));
+#endif
   wait_for_predecessors();  // what the epilogue reads
 #ifdef RUN
   const Places places PLACES;
@@ -218,7 +223,9 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS EPILOGUE_BUFFE
     add_up<TILE * SIDE, ALL_PITCH, MULTIPLYING>(
         part, column * (BN / 4), CORRECTIONS,
         [&](unsigned result, unsigned quad) { return pixel_of(result) < PIXELS && quad < QUADS; }, [](Four&, unsigned) {},
-        [&](unsigned result, unsigned quad, Four total) { STORE(pixel_of(result), quad, total); });
+        [&](unsigned result, unsigned quad, Four total) {
+          STORE(pixel_of(result), quad, total, constants, STORE_OPERANDS(pixel_of(result), quad));
+        });
 #else
     const unsigned own = tile_at(first + turn * WALKERS) * TILE + (TOGETHER ? team * BM : 0) + warp % 4 * 16;
 #pragma unroll

@@ -394,4 +394,5 @@ def launch(ctx: KernelContext, layer: Layer, tile: HaloTile, where: Where | None
         workgroup=(tile.threads, 1, 1), dispatch=(walkers * plan.across * tile.split, 1, 1),
         shared_bytes=plan.shared_bytes, variant=str(tile), where=where,
         pixels=4 if tile.split == 1 else 1, pixel_count=pixels, runs=epilogue,
+        ahead=tile.split > 1,
     )  # fmt: skip

@@ -72,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const A_TYPE* a, cons
     const unsigned tile = step % STAGES * STAGE_BYTES;
     product.add([&](unsigned row, unsigned chunk) { return tile + place(row, chunk); }, tile + A_BYTES);
   }
-  product.store([&](unsigned row, unsigned column, float4 total) {
+  product.store([&](unsigned row, unsigned column, float4 total, unsigned) {
     const unsigned y = row0 + row, quad = column0 / 4 + column;
     if (y < M && quad < QUADS) STORE(position * M + y, quad, total);
   });

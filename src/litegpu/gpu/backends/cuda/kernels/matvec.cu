@@ -93,6 +93,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, cons
   // compiler moves those of __ldg behind the wait.)
 #pragma unroll
   for (unsigned slot = 0; slot < EARLY; slot++) load_weights(slot, slot);
+  const STORE_CONSTANTS_TYPE constants = STORE_CONSTANTS((quad < QUADS ? quad : 0));
   wait_for_predecessors();
   launch_dependents();
 
@@ -148,5 +149,5 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, cons
 #else
   if (lane % (WIDTH / PLACES) || row >= ROWS || quad >= QUADS) return;
 #endif
-  STORE(row, quad, totals[0]);
+  STORE(row, quad, totals[0], constants, STORE_OPERANDS(row, quad));
 }

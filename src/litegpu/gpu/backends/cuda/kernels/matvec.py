@@ -74,7 +74,7 @@ def launch(ctx: KernelContext, layer: Layer, division: MatvecDivision, where: Wh
     return native_launch(
         ctx, "vector_convolution", files, constants, operands, label=label_of(ctx),
         workgroup=(division.threads, 1, 1), dispatch=(-(-_quads(layer) // per_group), 1, 1), variant=str(division),
-        where=where, inner=() if layer.summed == RESULT else Traced(ctx, "summed", (f32,), summed),
+        where=where, inner=() if layer.summed == RESULT else Traced(ctx, "summed", (f32,), summed), ahead=True,
     )  # fmt: skip
 
 

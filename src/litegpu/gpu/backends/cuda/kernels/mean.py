@@ -66,7 +66,7 @@ def _launch(ctx: KernelContext, layer: Layer, tile: WorkgroupTile) -> Launch:
         own[: layer.shape[3]] = data.reshape(-1)
     arguments = ", ".join(["value", *(f"own[{i}]" for i in range(len(others)))])
     constants = made.constants | {
-        "MEANS": 1, "SCALE": float_text(1 if op.summed else 1 / (layer.shape[1] * layer.shape[2])),
+        "MEANS": 1, "AHEAD": 0, "SCALE": float_text(1 if op.summed else 1 / (layer.shape[1] * layer.shape[2])),
         "OPERANDS": len(others), "ACTIVATE(value)": f"ACTIVATED({arguments})",
     }  # fmt: skip
     return native_launch(

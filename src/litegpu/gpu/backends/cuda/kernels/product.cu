@@ -113,7 +113,13 @@ struct Product {
 #endif
   }
 
-  // Hands out the sums as store(row, quad of columns, Four). They go through shared memory, over what is there, so
+  static constexpr unsigned QUADS_ACROSS = BN / 4, ITEMS = BM * QUADS_ACROSS;
+  static constexpr unsigned EACH = (ITEMS + THREADS - 1) / THREADS;  // quads that a thread stores
+  static constexpr bool SAME = THREADS % QUADS_ACROSS == 0;          // a thread stays with its quad, and what belongs to it
+  // Row of the n-th quad that a thread stores.
+  static __device__ __forceinline__ unsigned row_of(unsigned n) { return (threadIdx.x + n * THREADS) / QUADS_ACROSS; }
+
+  // Hands out the sums as store(row, quad of columns, Four, n). They go through shared memory, over what is there, so
   // that threads next to each other have columns next to each other.
   template <class Store> __device__ __forceinline__ void store(Store store) {
     copies_wait<0>();
@@ -141,12 +147,10 @@ struct Product {
     }
 #endif
     __syncthreads();
-    constexpr unsigned QUADS_ACROSS = BN / 4;
-    constexpr bool SAME = THREADS % QUADS_ACROSS == 0;  // a thread stays with its quad, and what belongs to it
-    const unsigned first = threadIdx.x % QUADS_ACROSS;
-#pragma unroll 2
-    for (unsigned i = threadIdx.x; i < BM * QUADS_ACROSS; i += THREADS) {
-      const unsigned row = i / QUADS_ACROSS, quad = SAME ? first : i % QUADS_ACROSS;
+#pragma unroll (EACH <= 4 ? EACH : 2)
+    for (unsigned n = 0; n < EACH; n++) {
+      if (ITEMS % THREADS && threadIdx.x + n * THREADS >= ITEMS) break;
+      const unsigned row = row_of(n), quad = (SAME ? threadIdx.x : threadIdx.x + n * THREADS) % QUADS_ACROSS;
       Four total = *(const Four*)(totals + row * PITCH + quad * 4);
 #pragma unroll
       for (unsigned g = 1; g < WARPS_K; g++) {
@@ -163,7 +167,7 @@ struct Product {
       const float factor = row_factor(all);
       total = Four{total.x * factor, total.y * factor, total.z * factor, total.w * factor};
 #endif
-      store(row, quad, total);
+      store(row, quad, total, n);
     }
   }
 };

@@ -86,9 +86,25 @@ template <unsigned pitch> INLINE Four largest(const Sum* from) {
   for (unsigned i = 1; i < POOL; i++) most = larger(most, *(const Four*)(from + i * pitch));
   return most;
 }
+// What a lane stores of the 16 rows of a warp whose first is `row0`, and of `columns` columns: neighbouring lanes store
+// neighbouring channels.
+template <unsigned columns> struct LaneRows {
+  static constexpr unsigned ACROSS = columns / 4 < 32 ? columns / 4 : 32, DOWN = 32 / ACROSS;  // lanes
+  static constexpr bool ONCE = columns / 4 <= 32 && 16 / POOL <= AT_ONCE * DOWN;  // one quad, and all of its rows at once
+  unsigned pixel0, all, first, last;
+  bool real;  // whether there are any
+
+  __device__ __forceinline__ LaneRows(unsigned lane, unsigned row0) {
+    pixel0 = row0 / POOL, all = least(16 / POOL, PIXELS - pixel0), first = lane / ACROSS;
+    real = pixel0 < PIXELS && first < least(all, DOWN);
+    last = first + (all - 1 - first) / DOWN * DOWN;
+  }
+  // The i-th of them from number `row` on. None is past the last one: that one is stored again, by the lane that has it and at
+  // once with itself, as results may lie where the epilogue reads.
+  __device__ __forceinline__ unsigned row(unsigned row, unsigned i) const { return least(row + i * DOWN, last); }
+};
 // Stores the sums that a warp has of 16 rows and `columns` columns, from row `row0` and quad `quad0` on, by way of
-// `totals`, which is the warp's own: its lanes then store neighbouring channels, of AT_ONCE rows at once by
-// store(rows, quad, totals).
+// `totals`, which is the warp's own, AT_ONCE rows at once by store(rows, quad, totals).
 template <unsigned columns, class Store>
 INLINE void store_rows(Sum* totals, const Sum (*sums)[4], unsigned lane, unsigned row0, unsigned quad0,
                        const int4* corrections, Store store) {
@@ -100,22 +116,19 @@ INLINE void store_rows(Sum* totals, const Sum (*sums)[4], unsigned lane, unsigne
     *(Two*)(to + 8 * pitch + n * 8) = Two{sums[n][2], sums[n][3]};
   }
   __syncwarp();
-  constexpr unsigned across = columns / 4 < 32 ? columns / 4 : 32, down = 32 / across;  // lanes
-  const unsigned pixel0 = row0 / POOL, all = least(16 / POOL, PIXELS - pixel0), first = lane / across;
-  // Of a lane's rows none past the last one: that one is stored again, by the lane that has it and at once with itself, as
-  // results may lie where the epilogue reads.
-  const unsigned last = first + (all - 1 - first) / down * down;
-  for (unsigned q = lane % across; q < columns / 4; q += across) {
-    if (quad0 + q >= QUADS || pixel0 >= PIXELS || first >= least(all, down)) continue;
+  typedef LaneRows<columns> Lanes;
+  const Lanes own(lane, row0);
+  for (unsigned q = lane % Lanes::ACROSS; q < columns / 4; q += Lanes::ACROSS) {
+    if (quad0 + q >= QUADS || !own.real) continue;
     const auto more = CORRECTION(quad0 + q);
 #pragma unroll 1
-    for (unsigned row = first; row < all; row += AT_ONCE * down) {
+    for (unsigned row = own.first; row < own.all; row += AT_ONCE * Lanes::DOWN) {
       unsigned rows[AT_ONCE];
       Four found[AT_ONCE];
 #pragma unroll
       for (unsigned i = 0; i < AT_ONCE; i++) {
-        const unsigned at = least(row + i * down, last);
-        rows[i] = pixel0 + at;
+        const unsigned at = own.row(row, i);
+        rows[i] = own.pixel0 + at;
         found[i] = corrected(largest<pitch>(totals + at * (POOL * pitch) + q * 4), more);
       }
       store(rows, quad0 + q, found);
@@ -124,8 +137,10 @@ INLINE void store_rows(Sum* totals, const Sum (*sums)[4], unsigned lane, unsigne
   __syncwarp();
 }
 #if AT_ONCE == 8
-#define STORE_ROWS(p, quad, v)                                                                                             \
-  STORE(p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], quad, v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7])
+#define STORE_ROWS(p, quad, v, ...)                                                                                        \
+  STORE(p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], quad, v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], ##__VA_ARGS__)
+#define STORE_ROWS_OPERANDS(p, quad) STORE_OPERANDS(p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], quad)
 #else
-#define STORE_ROWS(p, quad, v) STORE(p[0], p[1], p[2], p[3], quad, v[0], v[1], v[2], v[3])
+#define STORE_ROWS(p, quad, v, ...) STORE(p[0], p[1], p[2], p[3], quad, v[0], v[1], v[2], v[3], ##__VA_ARGS__)
+#define STORE_ROWS_OPERANDS(p, quad) STORE_OPERANDS(p[0], p[1], p[2], p[3], quad)
 #endif

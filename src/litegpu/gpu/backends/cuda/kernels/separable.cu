@@ -120,7 +120,7 @@ NAME(const SOURCE* x, const unsigned short* __restrict__ taps, const unsigned sh
     product.add([&](unsigned row, unsigned chunk) { return row * LEFT_PITCH + (step * CHUNKS + chunk) * 16; },
                 LEFT_BYTES + step % STAGES * RIGHT_BYTES);
   }
-  product.store([&](unsigned row, unsigned column, float4 total) {
+  product.store([&](unsigned row, unsigned column, float4 total, unsigned) {
     const unsigned oy = y0 + row / BX, ox = x0 + row % BX, quad = column0 / 4 + column;
     if (oy < OUT_H && ox < OUT_W && quad < QUADS) STORE((image * OUT_H + oy) * OUT_W + ox, quad, total);
   });

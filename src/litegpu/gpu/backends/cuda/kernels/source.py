@@ -11,7 +11,7 @@ import numpy as np
 from litegpu.gpu.backends.cuda.halves import HALF_CONVERSIONS, INLINE
 from litegpu.gpu.backends.cuda.kernels.runs import RunEpilogue
 from litegpu.gpu.backends.cuda.overlap import PROGRAMMATIC_LAUNCH
-from litegpu.gpu.backends.cuda.printer import print_cuda_function
+from litegpu.gpu.backends.cuda.printer import constants_of, operands_of, print_cuda_function
 from litegpu.gpu.graph import TransposeConv2D
 from litegpu.gpu.kernels.access import Operands, Position, open_sink
 from litegpu.gpu.kernels.context import KernelContext, Launch, NativeBuffer, NativeKernel
@@ -31,19 +31,27 @@ Where = Callable[[TracedValue, TracedValue], Position]
 class Traced:
     """A function of the kernel language that a native kernel calls.
 
-    MACRO(parameters...) is the call; its buffers become parameters of the kernel, with `name` in front of theirs.
+    MACRO(parameters...) is the call; its buffers become parameters of the kernel, with `name` in front of theirs. With
+    `places`, so many parameters that say where it reads, it is MACRO(parameters..., constants, operands): what
+    MACRO_CONSTANTS(place), of the last of them, and MACRO_OPERANDS(places...) give, of the types MACRO_CONSTANTS_TYPE
+    and MACRO_OPERANDS_TYPE.
     """
 
     def __init__(
-        self, ctx: KernelContext, name: str, types: Sequence[Type], fn: Callable[..., TracedValue | None]
+        self,
+        ctx: KernelContext,
+        name: str,
+        types: Sequence[Type],
+        fn: Callable[..., TracedValue | None],
+        places: int = 0,
     ) -> None:
         """`fn(kernel, operands, *parameters)` traces it; `operands` collects what its buffers are bound to."""
         self.operands: Operands = {}
         self.name = name
         function = trace_function(lambda k, *parameters: fn(k, self.operands, *parameters), name, types)
-        self.printed = print_cuda_function(function, ctx.features)
+        self.printed = print_cuda_function(function, ctx.features, places)
         self.buffers = [NativeBuffer(f"{name}_{m.name}", m.access) for m in function.buffers]
-        self._count = len(types)
+        self._count, self._places = len(types), places
 
     @property
     def parameters(self) -> list[str]:
@@ -52,11 +60,18 @@ class Traced:
         return [p.removesuffix(n) + f"{self.name}_{n}" for p, n in names]
 
     @property
-    def macro(self) -> tuple[str, str]:
+    def macros(self) -> dict[str, str]:
         """How the kernel calls the function: MACRO(p0, ...) and what that stands for."""
-        own = [f"p{i}" for i in range(self._count)]
-        arguments = [f"{self.name}_{n}" for n in self.printed.names] + own
-        return f"{self.name.upper()}({', '.join(own)})", f"{self.name}({', '.join(arguments)})"
+        buffers, own = [f"{self.name}_{n}" for n in self.printed.names], [f"p{i}" for i in range(self._count)]
+        macro, found = self.name.upper(), {}
+        for ahead in (constants_of(self.name), operands_of(self.name, self._places)) if self._places else ():
+            places = own[self._places - ahead.number : self._places]
+            name = f"{macro}_{ahead.what.upper()}"
+            found[f"{name}({', '.join(places)})"] = f"{ahead.load}({', '.join([*buffers, *places])})"
+            found[f"{name}_TYPE"] = ahead.type
+        if self._places:
+            own += ["constants", "operands"]
+        return found | {f"{macro}({', '.join(own)})": f"{self.name}({', '.join(buffers + own)})"}
 
     def bound(self) -> Operands:
         return {f"{self.name}_{n}": v for n, v in self.operands.items()}
@@ -83,6 +98,7 @@ def native_launch(
     runs: RunEpilogue | None = None,
     rounds: Collection[str] = (),
     maps: tuple[RowMap, ...] = (),
+    ahead: bool = False,
 ) -> Launch:
     """A launch of the kernel `name` in `files`, compiled with `constants` as macros.
 
@@ -91,7 +107,9 @@ def native_launch(
     STORE(pixel, quad, value) applies the node's epilogue to four channels, a float4 (of the integer convolutions and
     products an int4), of pixel number `pixel` (row-major over B, H, W, unless `where` says otherwise) and stores them;
     with `pixels`, so many at once: STORE(pixel, ..., quad, value, ...). Those whose number is `pixel_count`
-    or more are not stored. `inner`: other functions that it calls.
+    or more are not stored. With `ahead` it is STORE(pixel, quad, value, constants, operands): what
+    STORE_CONSTANTS(quad) gives, which kernels load before they wait for others, and STORE_OPERANDS(pixel, quad),
+    which they load before their own work. `inner`: other functions that it calls.
     `needed`: definitions that come before all others. `runs`: the epilogue in another form, instead of STORE.
     `rounds`: operands that it rounds to float16 before all else.
     """
@@ -112,7 +130,8 @@ def native_launch(
     macros = {**constants, "NAME": name}
     parameters: list[str] = []
     if runs is None:
-        functions.insert(0, Traced(ctx, "store", (u32,) * (pixels + 1) + (sum_type(ctx.node.op),) * pixels, store))
+        types = (u32,) * (pixels + 1) + (sum_type(ctx.node.op),) * pixels
+        functions.insert(0, Traced(ctx, "store", types, store, places=pixels + 1 if ahead else 0))
     else:
         operands, macros = operands | runs.operands, macros | runs.macros
         definitions += runs.definitions
@@ -125,8 +144,7 @@ def native_launch(
         definitions += function.printed.definitions
         buffers += function.buffers
         bound |= function.bound()
-        call, meaning = function.macro
-        macros[call] = meaning
+        macros |= function.macros
     parts = [
         *dict.fromkeys([f"#define INLINE {INLINE}", PROGRAMMATIC_LAUNCH, HALF_CONVERSIONS, *definitions]),
         *(f"#define {macro} {value}" for macro, value in macros.items()),

@@ -14,9 +14,13 @@
 #define NORM_PARTS 0
 #define NORM_BUFFERS
 #endif
+// AHEAD: a lane's 16 rows by BN are stored at once, and what the epilogue reads comes before the products.
 #ifndef TILES
 #define TILES 0
 #define GROUPS 0
+#endif
+#ifndef AHEAD
+#define AHEAD 0
 #endif
 constexpr unsigned A_BYTES = BM * ROW_BYTES, B_BYTES = BN * ROW_BYTES, STAGE_BYTES = A_BYTES + B_BYTES;
 constexpr unsigned PITCH = BN + 8;  // of the sums in shared memory, so that the rows of a store lie in different banks
@@ -134,6 +138,20 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS PROLOGUE_BUFFE
   }
   if (COPYING == 128) registers_take<REGISTERS_MULTIPLY>();
   const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#if AHEAD
+  typedef LaneRows<BN> Lanes;
+  static_assert(Lanes::ONCE && ROWS == 1 && SPLIT == 1 && !TILES, "each lane stores once");
+  const Lanes own(lane, pixel0 + team * 64 + warp % 4 * 16);
+  const unsigned own_quad = column * (BN / 4) + lane % Lanes::ACROSS, real_quad = own_quad < QUADS ? own_quad : 0;
+  const STORE_CONSTANTS_TYPE constants = STORE_CONSTANTS(real_quad);
+#endif
+  wait_for_predecessors();  // what the epilogue reads
+#if AHEAD
+  unsigned own_rows[AT_ONCE];
+#pragma unroll
+  for (unsigned i = 0; i < AT_ONCE; i++) own_rows[i] = own.real ? own.pixel0 + own.row(own.first, i) : 0;
+  const STORE_OPERANDS_TYPE operands = STORE_ROWS_OPERANDS(own_rows, real_quad);
+#endif
   unsigned slot = 0, parity = 0;
   for (;;) {
     Sum sums[ROWS][BN / 8][4] = {};
@@ -175,7 +193,6 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS PROLOGUE_BUFFE
 #endif
     if (lane == 0) barrier_arrive(EMPTY + 8 * (slot == 0 ? STAGES - 1 : slot - 1));
 #endif
-    wait_for_predecessors();  // what the epilogue reads
 #ifdef RUN
 #ifdef ROW_NORM
 #pragma unroll
@@ -235,7 +252,11 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS PROLOGUE_BUFFE
 #endif
       store_rows<BN>(totals, sums[m], lane, pixel0 + (team * ROWS + m) * 64 + warp % 4 * 16, column * (BN / 4), CORRECTIONS,
                      [&](const unsigned (&rows)[AT_ONCE], unsigned quad, const Four (&found)[AT_ONCE]) {
+#if AHEAD
+                       STORE_ROWS(rows, quad, found, constants, operands);
+#else
                        STORE_ROWS(rows, quad, found);
+#endif
                      });
     }
 #endif

@@ -21,6 +21,8 @@ from litegpu.gpu.kernels.context import KernelContext, Launch
 
 #: Bytes of a row of a tile, along the depth. In float16 other kernels are quicker where the depth is less than this.
 ROW_BYTES, LEAST_HALVES = (128, 64, 32), 40
+#: Columns of a tile, at most, where what the epilogue reads has registers beside the sums.
+MOST_COLUMNS_AHEAD = 64
 #: Microseconds that a thread takes for an instruction, where it has no others to wait for.
 PREPARED = 2 / 1700
 #: Copies of windows of 256 rows take so many times as long; where a workgroup has a multiprocessor alone, the next one
@@ -287,6 +289,7 @@ def launch(ctx: KernelContext, layer: Layer, tile: SpecializedTile, where: Where
     if layer.side > 1:
         constants["SIDE"] = layer.side
     groups = groups_of(layer, tile, ctx.features.compute_units)
+    constants["AHEAD"] = int(epilogue is None and _loads_ahead(layer, tile, at_once))
     if tile.in_turn:
         constants |= {"TILES": tiles_of(layer, tile), "GROUPS": groups}
     operands: Operands = {"x": layer.source, "w": weights}
@@ -308,4 +311,13 @@ def launch(ctx: KernelContext, layer: Layer, tile: SpecializedTile, where: Where
         workgroup=(tile.threads, 1, 1), dispatch=(groups, 1, 1),
         shared_bytes=shared + factors_bytes(layer),
         variant=str(tile), where=where, pixels=at_once, runs=epilogue, inner=fetched.functions_of(ctx, layer),
+        ahead=bool(constants["AHEAD"]),
     )  # fmt: skip
+
+
+def _loads_ahead(layer: Layer, tile: SpecializedTile, at_once: int) -> bool:
+    """Whether what the epilogue reads comes before the products, which waits less: where lanes store all that they
+    have at once."""
+    lanes_down = 32 // (tile.columns // 4) if tile.columns <= 128 else 0
+    once = 16 // layer.side**2 <= at_once * lanes_down and tile.rows == 64 * tile.consumers
+    return once and tile.split == 1 and not tile.in_turn and tile.columns <= MOST_COLUMNS_AHEAD

@@ -137,6 +137,19 @@ NAME(const SOURCE* x, const Element* __restrict__ w, Bias bias, const uint2* tap
     for (unsigned kx = 0; kx < KERNEL_W; kx++) factors[ky][kx] = taps[((part * KERNEL_H + ky) * KERNEL_W + kx) * CHUNKS + chunk];
 #endif
   const Four middle_biases = middle_bias[part * CHUNKS + chunk];
+  // What is stored at last, where a thread stores one quad.
+  constexpr bool ONCE = SHARE * QUADS <= THREADS;
+  auto pixel_of = [&](unsigned item, bool& real) {
+    const unsigned row = part * SHARE + item / QUADS, oy = y0 + row / BX, ox = x0 + row % BX;
+    real = item < SHARE * QUADS && row < BY * BX && oy < OUT_H && ox < OUT_W;
+    return real ? (image * OUT_H + oy) * OUT_W + ox : 0;
+  };
+  bool stores;
+  const unsigned own_pixel = pixel_of(thread, stores), own_quad = thread % QUADS;
+  const STORE_CONSTANTS_TYPE constants = ONCE ? STORE_CONSTANTS(own_quad) : STORE_CONSTANTS_TYPE{};
+#if WHOLE
+  const Four correction = ONCE ? corrections[own_quad] : Four{};
+#endif
   wait_for_predecessors();
   launch_dependents();
 
@@ -150,6 +163,7 @@ NAME(const SOURCE* x, const Element* __restrict__ w, Bias bias, const uint2* tap
     if (VECTOR * SIZE == 16) copy16(to, from, real); else copy8(to, from, real);
   }
   copies_commit();
+  const STORE_OPERANDS_TYPE operands = ONCE ? STORE_OPERANDS(own_pixel, own_quad) : STORE_OPERANDS_TYPE{};
   copies_wait<0>();
   __syncthreads();
 
@@ -250,19 +264,30 @@ NAME(const SOURCE* x, const Element* __restrict__ w, Bias bias, const uint2* tap
   __syncthreads();
 #endif
 
-  for (unsigned i = thread; i < SHARE * QUADS; i += THREADS) {
-    const unsigned quad = i % QUADS, row = part * SHARE + i / QUADS, oy = y0 + row / BX, ox = x0 + row % BX;
-    if (row >= BY * BX || oy >= OUT_H || ox >= OUT_W) continue;
-#if WHOLE
-    Four total = corrections[quad];
-#else
-    Four total = {};
-#endif
+  auto total_of = [&](unsigned item, Four total) {
 #pragma unroll
     for (unsigned p = 0; p < SPLIT; p++) {
-      const Four more = *(const Four*)(shared + S_AT + ((p * SHARE + i / QUADS) * OUT + quad * 4) * 4);
+      const Four more = *(const Four*)(shared + S_AT + ((p * SHARE + item / QUADS) * OUT + item % QUADS * 4) * 4);
       total = Four{total.x + more.x, total.y + more.y, total.z + more.z, total.w + more.w};
     }
-    STORE((image * OUT_H + oy) * OUT_W + ox, quad, total);
+    return total;
+  };
+#if !WHOLE
+  constexpr Four correction = {};
+#endif
+  if (ONCE) {
+    if (stores) STORE(own_pixel, own_quad, total_of(thread, correction), constants, operands);
+    return;
+  }
+  for (unsigned i = thread; i < SHARE * QUADS; i += THREADS) {
+    bool real;
+    const unsigned pixel = pixel_of(i, real), quad = i % QUADS;
+    if (!real) continue;
+#if WHOLE
+    const Four first = corrections[quad];
+#else
+    constexpr Four first = {};
+#endif
+    STORE(pixel, quad, total_of(i, first), STORE_CONSTANTS(quad), STORE_OPERANDS(pixel, quad));
   }
 }

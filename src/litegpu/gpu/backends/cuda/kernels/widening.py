@@ -193,5 +193,5 @@ def _launch(
     }  # fmt: skip
     return native_launch(
         ctx, "widening_block", FILES, settings, operands, label="inverted_conv_2d", workgroup=(block.threads, 1, 1),
-        dispatch=(block.groups(shape), 1, 1), shared_bytes=shared, variant=str(block), inner=inner,
+        dispatch=(block.groups(shape), 1, 1), shared_bytes=shared, variant=str(block), inner=inner, ahead=True,
     )  # fmt: skip
