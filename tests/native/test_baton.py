@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import subprocess
 import sys
@@ -179,6 +180,38 @@ def test_threads_stay_where_they_may_run(library: native.NativeLibrary) -> None:
 
     race(work, 4, 60)
     assert not wrong
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no threads that stay on a processor here")
+def test_processors_that_others_choose_meanwhile(library: native.NativeLibrary) -> None:
+    """As taskset does, mostly of threads that are asleep: what they choose holds, but where a thread is being woken
+    with the same."""
+    everywhere = sorted(os.sched_getaffinity(0))
+    if len(everywhere) < 2:
+        pytest.skip("there is one processor")
+    begun, ended = threading.Barrier(5), threading.Event()
+    threads = [0] * 4
+    lost: list[int] = []
+
+    def work(number: int) -> None:
+        threads[number] = threading.get_native_id()
+        begun.wait()
+        while not ended.is_set():
+            compute(100)
+            library.work(5 * US, True)
+
+    def choose() -> None:
+        begun.wait()
+        for attempt in range(16):
+            chosen = {thread: everywhere[(i + attempt) % 2] for i, thread in enumerate(threads)}
+            for thread, processor in chosen.items():
+                os.sched_setaffinity(thread, {processor})
+            time.sleep(0.1)  # each has been woken
+            lost.extend(thread for thread, one in chosen.items() if os.sched_getaffinity(thread) != {one})
+        ended.set()
+
+    at_once([*(functools.partial(work, i) for i in range(4)), choose], 60)
+    assert len(lost) < 16, lost  # of 64
 
 
 KEPT = """

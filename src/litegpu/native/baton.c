@@ -64,13 +64,13 @@
 /* The turn: a number that grows with every change, times four, and what it is. */
 enum { FREE, ASKING, HELD, RESTING, STATES = 4 };
 
-/* Somebody asleep, from the eldest on: the thread, and the processors that it may run on, of which 0 is known of none. */
+/* Somebody asleep, from the eldest on. */
 typedef struct sleeper {
   struct sleeper *next;
   _Atomic uint32_t state;
   pid_t thread;
-  int is_moved; /* to the processor of who woke it, until it runs */
-  cpu_set_t processors;
+  int is_moved; /* to `here`, the processor of who woke it, until it runs; it may run on `processors` */
+  cpu_set_t here, processors;
 } sleeper;
 
 enum { ASLEEP, WOKEN, NUDGED };
@@ -167,11 +167,20 @@ static void nudge(void) {
 /* Have a sleeper wake up on the processor that we are on, where it may be. */
 static void move_here(sleeper *one) {
   int here = sched_getcpu();
-  if (here < 0 || here >= CPU_SETSIZE || !CPU_ISSET(here, &one->processors)) return;
-  cpu_set_t only;
-  CPU_ZERO(&only);
-  CPU_SET(here, &only);
-  one->is_moved = sched_setaffinity(one->thread, sizeof only, &only) == 0;
+  if (here < 0 || here >= CPU_SETSIZE) return;
+  if (sched_getaffinity(one->thread, sizeof one->processors, &one->processors)) return;
+  if (!CPU_ISSET(here, &one->processors)) return;
+  CPU_ZERO(&one->here);
+  CPU_SET(here, &one->here);
+  one->is_moved = sched_setaffinity(one->thread, sizeof one->here, &one->here) == 0;
+}
+
+/* We run: from now on anywhere that we might before, unless somebody has had another wish meanwhile. */
+static void move_freely(const sleeper *own) {
+  cpu_set_t now;
+  if (sched_getaffinity(0, sizeof now, &now) == 0 && CPU_EQUAL(&now, &own->here)) {
+    sched_setaffinity(0, sizeof own->processors, &own->processors);
+  }
 }
 
 /* Wake the eldest sleeper, if there is one. `here`: on the processor that we are on, which we are about to leave. */
@@ -211,8 +220,7 @@ static int is_first(const sleeper *own) {
 
 /* Until somebody wakes us, or nothing changes for NAP, but not past `last`. `ahead`: in front of all others. */
 static void fall_asleep(int ahead, int64_t last) {
-  sleeper own = {NULL, ASLEEP, (pid_t)syscall(SYS_gettid), 0, {{0}}};
-  if (sched_getaffinity(0, sizeof own.processors, &own.processors)) CPU_ZERO(&own.processors);
+  sleeper own = {.state = ASLEEP, .thread = (pid_t)syscall(SYS_gettid)};
   count(SLEPT);
   pthread_mutex_lock(&baton.lock);
   own.next = ahead ? baton.first : NULL;
@@ -241,7 +249,7 @@ static void fall_asleep(int ahead, int64_t last) {
   pthread_mutex_lock(&baton.lock);
   if (own.state != WOKEN) take_out(&own);
   pthread_mutex_unlock(&baton.lock);
-  if (own.is_moved) sched_setaffinity(0, sizeof own.processors, &own.processors);
+  if (own.is_moved) move_freely(&own);
   if (own.state == WOKEN) atomic_fetch_sub(&baton.waking, 1);
 }
 
