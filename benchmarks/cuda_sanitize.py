@@ -52,7 +52,7 @@ KERNELS = {
     "runs": ("runs", "staying or multiply or border or halves"),
     "separable": ("separable", "nan or (windows and op1)"),
     "short_attention": ("short_attention", "random or nan or (agrees and qkv)"),
-    "specialized": ("specialized", "whole or requantized or (some_tiles and (deep or strided))"),
+    "specialized": ("specialized", "whole or requantized or (some_tiles and (deep or strided or residual))"),
     "squeeze": ("squeeze", "(against and (odd or batch)) or test_tiles"),
     "stem": ("stem", "cases or whole"),
     "tensor_lstm": ("tensor_lstm", "divisions or (layouts and inner)"),
