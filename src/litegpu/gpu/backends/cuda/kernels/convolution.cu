@@ -10,7 +10,8 @@
 // Constants from the host: HALF; BM BN BK STAGES; WARPS_M WARPS_N WARPS_K (warps along rows, columns and depth);
 // WARPGROUPS; TILES_N; PIXELS QUADS (of the output); OUT_H OUT_W; H W (of the input, upsampled); UPSAMPLE_*, BORDER (border.cu); CHANNELS KERNEL_W TAPS; STRIDE_*, DILATION_*, PADDING_*;
 // OFFSET PITCH_B PITCH_Y PITCH_X PITCH_C (elements, of the input's view); DEPTH (of the packed weights); of bytes UNSIGNED
-// (the input) and PADDED (what is outside of it is not zero); ACCESS, one of:
+// (the input) and PADDED (what is outside of it is not zero); AHEAD (what the epilogue reads comes before the products: each
+// thread stays with its quad, and stores a few); ACCESS, one of:
 #define POINTS 0  // 1x1, and pixel p lies at p * PITCH_X: rows are copied as they are
 #define WINDOW 1  // copies of VECTOR channels of one tap each
 #define GATHER 2  // any layout or number of channels: element by element, through registers
