@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import platform
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 from agreement import official, run
@@ -11,7 +15,7 @@ from openvino_cases import require_openvino
 import litegpu
 from litegpu.model.builder import ModelBuilder, quantized
 from litegpu.model.types import TensorType
-from litegpu.openvino import conversion
+from litegpu.openvino import conversion, runtime
 from litegpu.openvino.quanta import in_quanta
 
 SHAPE = (1, 24, 24, 8)
@@ -102,6 +106,54 @@ def test_a_chain_equals_the_official_runtime(activation: str, changed: list[int]
             np.testing.assert_array_equal(got, want)
         else:
             assert np.abs(got.astype(int) - want.astype(int)).max() <= 1
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_processors_that_add_bytes_in_few_bits(monkeypatch: pytest.MonkeyPatch, exact: bool) -> None:
+    """OpenVINO's kernels of 8 bits are not used there: its own property says so, and results are as near."""
+    if exact and not runtime.adds_bytes_exactly():
+        pytest.skip("this processor is one")
+    monkeypatch.setattr(runtime, "adds_bytes_exactly", lambda: exact)
+    seen: list[dict[str, Any]] = []
+    core = runtime.core()
+
+    class Core:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(core, name)
+
+        def compile_model(self, model: Any, device: str, properties: dict[str, Any]) -> Any:
+            seen.append(properties)
+            return core.compile_model(model, device, properties)
+
+    monkeypatch.setattr(runtime, "core", Core)
+    b = Quantized()
+    b.output(b.convolution(b.read(), 0.031, (0.05, -10)))
+    pairs = both(b.build())
+    assert seen and all(("LP_TRANSFORMS_MODE" in one) is not exact for one in seen)
+    assert all(np.abs(got.astype(int) - want.astype(int)).max() <= 1 for got, want in pairs)
+
+
+@pytest.mark.parametrize(
+    ("machine", "text", "exact"),
+    [
+        ("x86_64", "processor: 0\nflags\t\t: fpu avx2 avx_vnni\n", True),
+        ("x86_64", "flags : avx512f avx512_vnni", True),
+        ("x86_64", "flags : avx2 avx512f", False),
+        ("AMD64", None, False),
+        ("aarch64", "Features : asimd", True),
+    ],
+)
+def test_which_processors_add_bytes_exactly(
+    monkeypatch: pytest.MonkeyPatch, machine: str, text: str | None, exact: bool
+) -> None:
+    def read(path: Path, **_: Any) -> str:
+        if text is None:
+            raise FileNotFoundError(path)
+        return text
+
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(Path, "read_text", read)
+    assert runtime.adds_bytes_exactly.__wrapped__() is exact
 
 
 def test_what_others_read_too_stays_in_real_numbers(changed: list[int]) -> None:

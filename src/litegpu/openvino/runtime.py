@@ -5,15 +5,20 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import platform
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from litegpu import fork
 from litegpu.errors import DelegateLoadError, DeviceError
 
 _ADVICE = "pip install litegpu[openvino]"
+
+#: What Linux calls the instructions that add products of bytes in 32 bits.
+_EXACT = {"avx512_vnni", "avx_vnni", "amx_int8"}
 
 _opening = threading.Lock()
 
@@ -47,6 +52,20 @@ def _core() -> Any:
         raise DelegateLoadError(f"The package openvino cannot be imported: {error}; {_ADVICE}") from error
     fork.gpu_is_used()
     return openvino.Core()
+
+
+@functools.cache
+def adds_bytes_exactly() -> bool:
+    """Whether this processor multiplies bytes and adds the products up in 32 bits. Others of x86 add pairs in 16 bits
+    first, which end at 32767, and OpenVINO's kernels of 8 bits give other numbers there without a word."""
+    if platform.machine().lower() not in ("x86_64", "amd64", "i386", "i686"):
+        return True
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False  # not known
+    flags = next((line.split() for line in text.splitlines() if line.startswith("flags")), [])
+    return not _EXACT.isdisjoint(flags)
 
 
 @contextlib.contextmanager

@@ -43,10 +43,6 @@ def evaluate(k: Kernel, expr: Expr, args: Sequence[TracedValue | None], *, rough
                 return constant(k, number, vec(_LITERAL_TYPES[dtype], lanes))
             case Apply("small", (inside,)):
                 return visit(inside)
-            case Apply("nearest", (Apply("small", (Apply("min", (Apply("max", (Apply("round", (x,)), a)), b)),)),)) if (
-                isinstance(a, Literal) and isinstance(b, Literal)
-            ):
-                return k.nearest_small(visit(Apply("min", (Apply("max", (x, a)), b))))
             case Apply("nearest", (Apply("small", (inside,)),)):
                 return k.nearest_small(visit(inside))
             case Apply("nearest", (Apply("min", (Apply("max", (_, Literal(low))), Literal(high))) as inside,)) if (
