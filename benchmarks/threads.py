@@ -16,6 +16,7 @@ import statistics
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -131,11 +132,7 @@ def measured(works: Sequence[Work], seconds: float) -> tuple[float, str, int]:
     before, usage, asked, started = sum(counts), used(), baton(), time.perf_counter()
     time.sleep(seconds)
     count, took = sum(counts) - before, time.perf_counter() - started
-    turns = "".join(
-        f", {name} {(now - asked.get(name, 0)) / count:.2f}"
-        for name, now in baton().items()
-        if now > asked.get(name, 0)
-    )
+    turns = "".join(f", {name} {(now - asked[name]) / count:.2f}" for name, now in baton().items() if now > asked[name])
     switches, cpu = (now - then for now, then in zip(used(), usage, strict=True))
     stop.set()
     for thread in threads:
@@ -147,10 +144,10 @@ def measured(works: Sequence[Work], seconds: float) -> tuple[float, str, int]:
     )
 
 
-def baton() -> dict[str, int]:
-    """What threads did for Python's lock, where the library in C is there."""
+def baton() -> Counter[str]:
+    """What threads did for Python's lock, where the library in C is there: nothing before it was compiled."""
     library = native.find()
-    return {} if library is None else library.counts()
+    return Counter() if library is None else Counter(library.counts())
 
 
 def used() -> tuple[float, float]:

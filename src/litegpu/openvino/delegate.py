@@ -95,8 +95,6 @@ class OpenVinoDelegate:
         core = runtime.core()
         device = self.options.device
         properties = self.options.properties(runtime.known_properties(device), self._cache)
-        if device.split(".")[0].upper() == "CPU" and not runtime.adds_bytes_exactly():
-            properties["LP_TRANSFORMS_MODE"] = False  # 8-bit layers in real numbers, rounded to their quanta
         made: list[OpenVinoKernel] = []
 
         def compile_it() -> None:

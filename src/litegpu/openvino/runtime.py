@@ -51,7 +51,10 @@ def _core() -> Any:
     except Exception as error:  # a library that does not fit this system
         raise DelegateLoadError(f"The package openvino cannot be imported: {error}; {_ADVICE}") from error
     fork.gpu_is_used()
-    return openvino.Core()
+    core = openvino.Core()
+    if not adds_bytes_exactly():  # 8-bit layers in real numbers, rounded to their quanta, also where AUTO takes the CPU
+        core.set_property("CPU", {"LP_TRANSFORMS_MODE": False})
+    return core
 
 
 @functools.cache

@@ -81,13 +81,9 @@ class Ahead:
         return f"load_{self.function}_{self.what}"
 
 
-def constants_of(function: str) -> Ahead:
-    """At one place, which the last of the parameters tells that operands_of() has."""
-    return Ahead(function, "constants", 1)
-
-
-def operands_of(function: str, number: int) -> Ahead:
-    return Ahead(function, "operands", number)
+def ahead_of(function: str, places: int) -> tuple[Ahead, Ahead]:
+    """Its constants, at the last of so many places, and its operands, at all of them."""
+    return Ahead(function, "constants", 1), Ahead(function, "operands", places)
 
 
 def print_cuda_function(function: DeviceFunction, features: Features, places: int = 0) -> PrintedFunction:
@@ -95,8 +91,8 @@ def print_cuda_function(function: DeviceFunction, features: Features, places: in
 
     `places`: so many parameters say where the function reads and writes. What it reads of buffers that nobody writes at
     the place that the last of them is, or one that is known, it gets as an argument behind all others, and what it
-    reads of other buffers as another: constants_of() and operands_of() say how kernels load these, before they wait for
-    others, and before their own work.
+    reads of other buffers as another: ahead_of() says how kernels load these, before they wait for others, and before
+    their own work.
     """
     body = _FunctionBody(function, features, function.parameters[:places])
     own = []
@@ -110,7 +106,7 @@ def print_cuda_function(function: DeviceFunction, features: Features, places: in
         body.line(f"return {body.text(result)};")
     buffers, loading = [body.parameter(m) for m in function.buffers], []
     if places:
-        constants, operands = constants_of(function.name), operands_of(function.name, places)
+        constants, operands = ahead_of(function.name, places)
         loading = body.loading(constants, body.constants, [*buffers, own[places - 1]])
         loading += body.loading(operands, body.operands, [*buffers, *own[:places]])
         own += [f"const {constants.type}& constants", f"const {operands.type}& operands"]

@@ -304,11 +304,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, cons
 #else
   product.store([&](unsigned row, unsigned column, Four total, unsigned n) {
     const unsigned pixel = pixel0 + row, quad = column0 / 4 + column;
-#if WHOLE && AHEAD
+#if WHOLE
+#if !AHEAD
+    const int4 correction = corrections[quad];
+#endif
     total = int4{total.x + correction.x, total.y + correction.y, total.z + correction.z, total.w + correction.w};
-#elif WHOLE
-    const int4 more = corrections[quad];
-    total = int4{total.x + more.x, total.y + more.y, total.z + more.z, total.w + more.w};
 #endif
 #if AHEAD
     if (pixel < PIXELS && quad < QUADS) STORE(pixel, quad, total, constants, operands[n]);

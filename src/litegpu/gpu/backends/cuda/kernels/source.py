@@ -11,7 +11,7 @@ import numpy as np
 from litegpu.gpu.backends.cuda.halves import HALF_CONVERSIONS, INLINE
 from litegpu.gpu.backends.cuda.kernels.runs import RunEpilogue
 from litegpu.gpu.backends.cuda.overlap import PROGRAMMATIC_LAUNCH
-from litegpu.gpu.backends.cuda.printer import constants_of, operands_of, print_cuda_function
+from litegpu.gpu.backends.cuda.printer import ahead_of, print_cuda_function
 from litegpu.gpu.graph import TransposeConv2D
 from litegpu.gpu.kernels.access import Operands, Position, open_sink
 from litegpu.gpu.kernels.context import KernelContext, Launch, NativeBuffer, NativeKernel
@@ -64,7 +64,7 @@ class Traced:
         """How the kernel calls the function: MACRO(p0, ...) and what that stands for."""
         buffers, own = [f"{self.name}_{n}" for n in self.printed.names], [f"p{i}" for i in range(self._count)]
         macro, found = self.name.upper(), {}
-        for ahead in (constants_of(self.name), operands_of(self.name, self._places)) if self._places else ():
+        for ahead in ahead_of(self.name, self._places) if self._places else ():
             places = own[self._places - ahead.number : self._places]
             name = f"{macro}_{ahead.what.upper()}"
             found[f"{name}({', '.join(places)})"] = f"{ahead.load}({', '.join([*buffers, *places])})"
