@@ -277,7 +277,11 @@ def interrupt_soon() -> None:
                 sys.unraisablehook = before
 
     def raise_it(main: int) -> None:
-        while in_finalizer(sys._current_frames().get(main)):
+        # Twice, as the main thread lets us look just before it waits for something: a signal that comes between the two
+        # would not end its wait.
+        clear = 0
+        while clear < 2:
+            clear = 0 if in_finalizer(sys._current_frames().get(main)) else clear + 1
             time.sleep(_SOON)
         if hasattr(signal, "pthread_kill") and callable(signal.getsignal(signal.SIGINT)):
             signal.pthread_kill(main, signal.SIGINT)  # which ends a sleep as well

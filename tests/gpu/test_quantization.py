@@ -190,6 +190,43 @@ def test_convolutions_give_the_bits_of_xnnpack() -> None:
         np.testing.assert_array_equal(run(on_gpu(content, precision_loss_allowed=half), [x])[0], want)
 
 
+@pytest.mark.parametrize(("kind", "zero"), [(INT8, -128), (INT8, 3), (UINT8, 0), (UINT8, 120), (INT16, 0)])
+@pytest.mark.parametrize(
+    ("window", "size", "padding", "act"),
+    [
+        ((3, 3), 9, "VALID", "NONE"),  # an odd number of quanta has no mean halfway between two
+        ((7, 7), 7, "VALID", "NONE"),
+        ((3, 3), 9, "SAME", "NONE"),  # at corners there are four of them
+        ((4, 4), 9, "VALID", "NONE"),
+        ((3, 3), 9, "VALID", "RELU6"),
+        ((5, 25), 30, "VALID", "NONE"),
+    ],
+)
+def test_averages_are_rounded_as_the_cpu_does_it(
+    window: tuple[int, int], size: int, padding: str, act: str, kind: TensorType, zero: int
+) -> None:
+    require_gpu()
+    b = ModelBuilder()
+    scale = quantized(0.03, zero)
+    x = b.input("x", (2, size, size, 8), kind, quantization=scale)
+    sides = [size if padding == "SAME" else size - n + 1 for n in window]
+    options = dict(
+        stride_h=1, stride_w=1, filter_height=window[0], filter_width=window[1], padding=padding,
+        fused_activation_function=act,
+    )  # fmt: skip
+    shape = (2, *sides, 8)
+    b.output(b.op("AVERAGE_POOL_2D", [x], shape, options, quantization=scale, type=kind, version=3))
+    content = b.build()
+    dtype = np.dtype({INT8: "int8", UINT8: "uint8", INT16: "int16"}[kind])
+    limits = np.iinfo(dtype)
+    given = RNG.integers(limits.min, limits.max + 1, (2, size, size, 8)).astype(dtype)
+    want = run(official(content, OpResolverType.BUILTIN), [given])[0]
+    for half in (False, True)[: 1 if kind is INT16 else 2]:  # halves do not have all numbers of 16 bits
+        gpu = on_gpu(content, precision_loss_allowed=half, arithmetic="float")
+        assert gpu.delegation_report().fully_delegated
+        np.testing.assert_array_equal(run(gpu, [given])[0], want)
+
+
 def test_concatenation_of_several_scales() -> None:
     """Each input is brought to the output's scale where it is computed, before it is joined."""
     b = ModelBuilder()

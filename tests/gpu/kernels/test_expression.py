@@ -304,9 +304,40 @@ def test_limits_that_storing_sets_as_well(lowest: int, highest: int, dtype: type
     moved = apply("add", limited(halved, low, high, DType.INT32), shift)
     assert unlimited(moved, lowest, highest) == apply("add", halved, shift)
     assert np.array_equal(stored(moved, numbers), stored(unlimited(moved, lowest, highest), numbers))
+    kept_within = limited(apply("round", small), low, high, DType.FLOAT32)
+    whole = apply("nearest", apply("small", apply("add", kept_within, float(zero))))
+    assert unlimited(whole, lowest, highest) == apply("add", apply("nearest", small), shift)
+    assert np.array_equal(stored(whole, x), stored(unlimited(whole, lowest, highest), x))
     for kept in (
+        apply(
+            "nearest", apply("small", apply("add", limited(apply("round", small), low, high - 1, DType.FLOAT32), zero))
+        ),
+        apply("nearest", apply("small", apply("add", limited(apply("round", Arg(0)), low, high, DType.FLOAT32), zero))),
         apply("add", limited(halved, low + 1, high, DType.INT32), shift),
         apply("add", limited(Arg(0), low, high, DType.INT32), shift),
         apply("add", apply("nearest", limited(Arg(0), low, high, DType.FLOAT32)), shift),
     ):
         assert unlimited(kept, lowest, highest) is kept
+
+
+def test_whole_numbers_behind_a_rounding() -> None:
+    """Their bits are read at once, with what is added to them; the numbers are those that NumPy has."""
+    x = np.concatenate([np.arange(-150, 150) + 0.5, np.random.default_rng(0).uniform(-1e9, 1e9, 212)]).astype(
+        np.float32
+    )
+    kept = apply("min", apply("max", apply("round", Arg(0)), -100.0), 120.0)
+    for whole in (kept, apply("add", kept, -28.0)):
+        expr = apply("nearest", apply("small", whole))
+        np.testing.assert_array_equal(run(expr, x, output=DType.INT32), evaluate_expr(expr, [x]))
+    few = x[:296] / 3
+    np.testing.assert_array_equal(run(apply("round", apply("small", Arg(0))), few), np.rint(few))
+
+
+def test_halves_away_from_zero() -> None:
+    """What pools of the official runtime do; -0, infinities and NaN stay what they are."""
+    x = np.concatenate([np.arange(-150, 150) + 0.5, [0.49999997, -0.49999997, 8388609, -3e38]]).astype(np.float32)
+    x = np.concatenate([x, SPECIAL, np.random.default_rng(0).uniform(-9, 9, 200).astype(np.float32)])
+    away = apply("mul", apply("sign", Arg(0)), apply("floor", apply("add", apply("abs", Arg(0)), 0.5)))
+    found, expected = run(away, x), evaluate_expr(away, [x])
+    np.testing.assert_array_equal(found, expected)
+    assert found[0] == -150 and found[299] == 150

@@ -305,6 +305,32 @@ def test_select_any_all(runner: Any) -> None:
     np.testing.assert_array_equal(y.reshape(-1, 4), expected)
 
 
+@pytest.mark.parametrize("limits", [(0, 255), (-128, 127), (3, 200), (-255, 0), (-2048, 2048), (0.5, 255), (0, 4096)])
+@pytest.mark.parametrize("kind", ["f32", "i32"])
+def test_whole_numbers_stored_in_halves(runner: Any, kind: str, limits: tuple[float, float]) -> None:
+    """Rounded and limited, whatever they were; a NaN stays one."""
+    whole = kind == "i32"
+    low, high = np.trunc(limits) if whole else limits
+    halves = np.arange(-300, 300) + np.float32(0.5)
+    a = data(kind, 2000) if whole else np.concatenate([data(kind, 1400), halves.astype(np.float32)])
+    a = a[: len(a) // 4 * 4]
+    count, stored = len(a) // 4, vec(Type("f16"), 4)
+
+    def fn(k: Kernel) -> None:
+        x = k.buffer("x", vec(Type(kind), 4), count, access="read")
+        y = k.buffer("y", stored, count, compute=f32x4)
+        i = k.group_id() * 64 + k.local_id()
+        with k.If(i < count):
+            limited = k.min(k.max(x[i], int(low) if whole else float(low)), int(high) if whole else float(high))
+            y[i] = f32x4(limited) if whole else k.round_small(limited)
+
+    y = np.zeros(4 * count, np.float16)
+    runner.run(trace(fn, "halves", (64, 1, 1), (-(-count // 64), 1, 1)), {"x": a, "y": y})
+    numbers = a.astype(np.float64)
+    expected = np.where(np.isnan(numbers), numbers, np.rint(np.clip(numbers, low, high)))
+    np.testing.assert_array_equal(y, expected.astype(np.float16))
+
+
 @pytest.mark.parametrize("target", ["f32", "f16", "i32", "u32", "bool"])
 @pytest.mark.parametrize("source", ["f32", "f16", "i32", "u32"])
 @pytest.mark.parametrize("lanes", [1, 4])

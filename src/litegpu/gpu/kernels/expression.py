@@ -43,6 +43,13 @@ def evaluate(k: Kernel, expr: Expr, args: Sequence[TracedValue | None], *, rough
                 return constant(k, number, vec(_LITERAL_TYPES[dtype], lanes))
             case Apply("small", (inside,)):
                 return visit(inside)
+            case Apply("round", (Apply("small", (inside,)),)) if (value := visit(inside)).type.scalar == f32:
+                return k.round_small(value)
+            case Apply("nearest", (Apply("small", (Apply("add", (x, Literal(zero))),)),)) if _ends_whole(x, zero):
+                # a whole number is added to one: to its bits as well
+                return k.nearest_small(limited(x)) + int(zero)
+            case Apply("nearest", (Apply("small", (x,)),)) if _ends_whole(x):
+                return k.nearest_small(limited(x))
             case Apply("nearest", (Apply("small", (inside,)),)):
                 return k.nearest_small(visit(inside))
             case Apply("nearest", (Apply("min", (Apply("max", (_, Literal(low))), Literal(high))) as inside,)) if (
@@ -50,24 +57,46 @@ def evaluate(k: Kernel, expr: Expr, args: Sequence[TracedValue | None], *, rough
             ):
                 # the bits of a number near 1.5 * 2^23 count its units: quicker than a conversion
                 return k.bitcast(visit(inside) + _MAGIC, vec(i32, lanes)) - _MAGIC_BITS
-            case Apply("min", (Apply("max", (Apply("round", (inside,)), Literal(low))), Literal(high))) if (
-                max(abs(low), abs(high)) < _SMALL and float(low).is_integer() and float(high).is_integer()
+            case Apply("min", (Apply("max", (Apply("round"), Literal())), Literal())) if _ends_whole(e):
+                value = limited(e)
+                return k.round_small(value) if value.type.scalar == f32 else k.round(value)
+            case Apply("mul", (Apply("sign", (x,)), Apply("floor", (Apply("add", (Apply("abs", (y,)), half)),)))) if (
+                x == y and half == Literal(0.5)
             ):
-                # limited first, which is the same: what is known to be small is rounded quicker
-                value = visit(inside)
-                lowest, highest = constant(k, low, value.type), constant(k, high, value.type)
-                limited = k.min(k.max(value, lowest), highest)
-                return k.round_small(limited) if value.type.scalar == f32 else k.round(limited)
+                return _halves_away(k, visit(x))
             case Apply(fn, arguments):
                 found = shortcut(k, e, visit) if rough else None
                 return found if found is not None else _apply(k, fn, arguments, [visit(a) for a in arguments])
 
+    def limited(e: Expr) -> TracedValue:
+        """What _ends_whole, before it is rounded: limited first, which is the same, as what is known to be small is
+        rounded quicker."""
+        match e:
+            case Apply("min", (Apply("max", (Apply("round", (inside,)), Literal(low))), Literal(high))):
+                value = visit(inside)
+                return k.min(k.max(value, constant(k, low, value.type)), constant(k, high, value.type))
+        raise TypeError(f"{e!r} is not limited behind its rounding")
+
     return visit(expr)
+
+
+def _ends_whole(expr: Expr, *others: float) -> bool:
+    """Whether it is rounded to even and then kept within small whole numbers, and the others are such numbers."""
+    match expr:
+        case Apply("min", (Apply("max", (Apply("round", (_,)), Literal(low))), Literal(high))):
+            return all(abs(number) < _SMALL and float(number).is_integer() for number in (low, high, *others))
+    return False
 
 
 def unlimited(expr: Expr, lowest: int, highest: int) -> Expr:
     """What gives the same as `expr` where it is stored within these bounds: without limits that are these."""
     match expr:
+        case Apply("nearest", (Apply("small", (Apply("add", (x, Literal(zero))),)),)) if _ends_whole(x, zero):
+            match x:
+                case Apply(_, (Apply(_, (Apply(_, (Apply("small") as inside,)), Literal(a))), Literal(b))):
+                    if a + zero <= lowest and b + zero >= highest:
+                        return Apply("add", (Apply("nearest", (inside,)), Literal(int(zero), DType.INT32)))
+            return expr
         case Apply("add", (limited, Literal(zero) as shift)):
             match limited:
                 case Apply(
@@ -144,6 +173,14 @@ def _apply(k: Kernel, fn: str, arguments: Sequence[Expr], values: list[TracedVal
 
 
 # ------------------------------------------------------------------------------------------------- functions
+
+
+def _halves_away(k: Kernel, x: TracedValue) -> TracedValue:
+    """The whole number nearest to x, halves away from 0: a half of x's own sign more, and no fraction."""
+    if x.type.scalar != f32:
+        return k.sign(x) * k.floor(k.abs(x) + 0.5)
+    sign = k.bitcast(x, vec(u32, x.type.lanes)) & 0x80000000
+    return k.trunc(x + k.bitcast(sign | 0x3F000000, x.type))
 
 
 def _differs(a: TracedValue, b: TracedValue) -> TracedValue:

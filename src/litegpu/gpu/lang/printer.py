@@ -69,6 +69,10 @@ class Printer(ABC):
     @abstractmethod
     def barrier(self) -> None: ...
 
+    def join(self, block: tree.Block) -> None:
+        """Find what is printed together, of a block whose values' users are known."""
+        return
+
     # The walk
 
     def line(self, text: str) -> None:
@@ -79,6 +83,7 @@ class Printer(ABC):
         todo: list[tuple[TracedValue, Scope]] = [(v, block) for v in results]
         _effects(block, todo)
         self._count(todo)
+        self.join(block)
         self._statements(block)
 
     def print_values(self, block: tree.Block, values: Sequence[TracedValue]) -> None:

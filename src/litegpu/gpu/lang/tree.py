@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
@@ -108,6 +109,26 @@ class While(Statement):
     head: Block
     condition: TracedValue
     body: Block
+
+
+def statements(block: Block) -> Iterator[Statement]:
+    """Those of a block, each followed by those inside it."""
+    for s in block.statements:
+        yield s
+        for inner in blocks(s):
+            yield from statements(inner)
+
+
+def blocks(statement: Statement) -> list[Block]:
+    """Those inside a statement."""
+    match statement:
+        case If(then=then, orelse=orelse):
+            return [then] if orelse is None else [then, orelse]
+        case For(body=body):
+            return [body]
+        case While(head=head, body=body):
+            return [head, body]
+    return []
 
 
 class Accessor(Protocol):

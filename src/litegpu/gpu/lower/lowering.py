@@ -118,7 +118,7 @@ class Lowering(Values):
                 ctx.require_reals()
                 self._require_exact(ctx, value, grid)
             del self.values[t.index]
-            self.quantized.settle(t.index, value, grid, ctx.unit, ctx.gpu.halves, ctx.operator.index)
+            self.quantized.settle(t.index, value, grid, ctx.unit, ctx.gpu, ctx.operator.index)
         elif grid is None and (ctx.rounds_to_half(t) or ctx.keeps_bits(t)):
             number = Arg(0) if ctx.unit is None else fn("mul", Arg(0), ctx.unit)
             kept = half(number) if t.type is TensorType.FLOAT16 else lowest_bits(Arg(0), t.type)

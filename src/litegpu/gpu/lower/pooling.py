@@ -4,6 +4,7 @@ LOCAL_RESPONSE_NORMALIZATION."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from litegpu.gpu.lower.activation import BOUNDS
 from litegpu.gpu.lower.context import OpContext
 from litegpu.gpu.lower.convolution import placed
 from litegpu.gpu.lower.fixed_point import whole as whole_number
-from litegpu.gpu.lower.quantization import grid_of
+from litegpu.gpu.lower.quantization import Grid, grid_of
 from litegpu.gpu.lower.registry import lowers, lowers_as
 
 
@@ -36,8 +37,29 @@ def pool_2d(ctx: OpContext, kind: str) -> None:
     whole = integers.operand(ctx, 0) if kind == "average" and grid is not None and ctx.unit is None else None
     if whole is not None and grid is not None:  # halves are rounded by what is stored
         source, ctx.unit = integers.as_float(ctx, 0, whole), grid.scale
-    result = fn("sqrt", RESULT) if kind == "squares" else RESULT
-    ctx.add(Pool2D(kind, window, stride, padding), [source], ctx.output_value(), ctx.activation(result))
+    pool = Pool2D(kind, window, stride, padding)
+    result = ctx.activation(fn("sqrt", RESULT) if kind == "squares" else RESULT)
+    if kind != "average" or result != RESULT or grid is None or grid != grid_of(ctx.tensor(0)):
+        ctx.add(pool, [source], ctx.output_value(), result)
+    elif ctx.unit == grid.scale and _has_no_halves(grid, window, stride, x, ctx.output.shape):
+        ctx.add(pool, [source], ctx.output_value(), fn("round", fn("small", RESULT)))
+        integers.settle(ctx, grid)
+    else:
+        ctx.add(pool, [source], ctx.output_value())
+
+
+def _has_no_halves(
+    grid: Grid, window: tuple[int, int], stride: tuple[int, int], given: Sequence[int], made: Sequence[int]
+) -> bool:
+    """Whether no mean of quanta is halfway between two: windows have an odd number, all of the image, and so few that
+    float32 tells the mean next to a half from it. (Nor is a mean beyond the quanta that there are.)"""
+    count = math.prod(window)
+    inside = all((made[i + 1] - 1) * stride[i] + window[i] <= given[i + 1] for i in (0, 1))
+    return inside and count % 2 == 1 and count << grid.bits <= _MOST_SUM
+
+
+#: Largest sum of quanta: then the mean that is next to a half is more than a unit of float32's last place away from it.
+_MOST_SUM = 1 << 22
 
 
 @lowers("LOCAL_RESPONSE_NORMALIZATION")

@@ -38,7 +38,7 @@ from litegpu.gpu.graph import (
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower.constants import Unsupported
 from litegpu.model.ops import find
-from litegpu.model.ops.record import Halves
+from litegpu.model.ops.record import Gpu, Halves
 from litegpu.model.types import Operator, Subgraph, Tensor, TensorType
 
 #: The types of quantized tensors that the model computes, and how they cross the border of the graph.
@@ -180,7 +180,7 @@ class QuantizedValues:
         scales = {grid.scale for t in operands if (grid := grid_of(self.subgraph.tensors[t])) is not None}
         return scales.pop() if len(scales) == 1 else None
 
-    def settle(self, tensor: int, value: int, grid: Grid, unit: float | None, halves: Halves, operator: int) -> None:
+    def settle(self, tensor: int, value: int, grid: Grid, unit: float | None, how: Gpu, operator: int) -> None:
         """The operator of this number computed the tensor as `value`, where 1.0 stands for `unit` (None: real numbers):
         round that to what the tensor can hold. Nothing need be done if it only chose among elements of that grid."""
         on_grid = self.is_on(value, grid)
@@ -192,7 +192,8 @@ class QuantizedValues:
         if unit != grid.scale:
             quanta = fn("mul", quanta, _ratio(1.0 if unit is None else unit, grid.scale))
         if not on_grid:
-            quanta = grid.rounded(quanta, halves)
+            quanta = fn("small", quanta) if how.largest < 2.0**20 * grid.scale else quanta
+            quanta = grid.rounded(quanta, how.halves)
         elif unit is None:
             quanta = fn("round", quanta)
         if narrow:

@@ -229,7 +229,7 @@ OPS = (
         repeating=EACH, makes=TensorType.BOOL,
         gpu=Gpu(1, inputs=(BOOL, BOOL), counts=2, joins="broadcast", quanta="reads", notes="broadcasting"),
     ),
-    Op("LOGISTIC", "x -> .", shape=same_shape, batch=pointwise, gpu=Gpu(3, quanta="reads")),
+    Op("LOGISTIC", "x -> .", shape=same_shape, batch=pointwise, gpu=Gpu(3, quanta="reads", largest=1)),
     Op(
         "MAXIMUM", "a b -> .", shape=broadcast_shape, batch=broadcast_rows, repeating=EACH, folds="values",
         table="MaximumMinimumOptions",
@@ -306,7 +306,7 @@ OPS = (
         gpu=Gpu(5, inputs=(NUMBER, NUMBER), counts=2, joins="broadcast", span=subtracted, quanta="reads", halves="up",
             notes="broadcasting"),
     ),
-    Op("TANH", "x -> .", shape=same_shape, batch=pointwise, gpu=Gpu(3, quanta="reads")),
+    Op("TANH", "x -> .", shape=same_shape, batch=pointwise, gpu=Gpu(3, quanta="reads", largest=1)),
     Op(
         "ZEROS_LIKE", "x:number|variant -> .", shape=same_shape, batch=pointwise, folds="values", moves="elements",
         gpu=Gpu(1, inputs=(NUMBER,), quantized=False, span=among),

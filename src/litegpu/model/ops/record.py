@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -93,6 +94,8 @@ class Gpu:
     #: How the CPU's kernel rounds halves of a quantum: XNNPACK's to even numbers, but upwards after additions; the
     #: reference kernel of pools away from a stored zero.
     halves: Halves = "even"
+    #: No real number that it computes is larger in magnitude.
+    largest: float = math.inf
 
     @property
     def count(self) -> tuple[int, int]:

@@ -42,7 +42,7 @@ OPS = (
     ),
     Op(
         "SOFTMAX", "x -> .", shape=same_shape, batch=last_axis, hazard=_softmax_hazard, aborts=_softmax_aborts,
-        aborts_in="reference", gpu=Gpu(4, notes="along the last axis, any beta"),
+        aborts_in="reference", gpu=Gpu(4, notes="along the last axis, any beta", largest=1),
     ),
 )
 # fmt: on

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Sequence
@@ -20,10 +21,11 @@ _SIDE, _LAYERS = 512, 8  # of the matrices that are multiplied, and how many pro
 _REPEATS = 5
 
 
+@functools.lru_cache(maxsize=8)
 def measure_rates(name: str, options: GpuDelegateOptions) -> DeviceRates:
     """Of the device that `options` choose: the median times of a copy, of matrix products, and of hardly any work.
     float16 is taken to be as fast as float32, and the kernels' own times are read where the device tells them, else
-    the host's. Raises DeviceError if there is no device."""
+    the host's. Once in a process. Raises DeviceError if there is no device."""
     idle, small = _times(_copy(256), options)
     copied, copying = _times(_copy(_COPIED), options)
     _, product = _times(_product(_SIDE), options)

@@ -30,16 +30,16 @@ TURNED = f"""{INLINE} uint3 turned_block() {{
 #define TURNED
 """
 
-#: Divisors of which divided() below may be asked: so that no rest of a quotient that counts is subnormal.
+#: Divisors of which divided() below may be asked, all positive: so that no rest of a quotient that counts is subnormal.
 LEAST_DIVISOR, LARGEST_DIVISOR = 2.0**-10, 2.0**24
 #: The digits of a float32 behind the first; of divisors that have all of them the inverse is too far off.
 DIGITS = 0x7FFFFF
 #: A quotient by a constant, whose inverse is rounded: rounded once as IEEE says (Markstein), by three multiplications,
-#: but where it is tiny (there its last digit may differ) or no number. The compiler's division calls a function for
-#: each numerator that is 0.
+#: but where it is tiny (there its last digit may differ) or no number. What it is too large by is +0 where it is right,
+#: which leaves a quotient of -0 as it is. The compiler's division calls a function for each numerator that is 0.
 DIVIDED = f"""{INLINE} float divided(float a, float by, float inverse) {{
-  const float q = __fmul_rn(a, inverse), size = fabsf(q), better = fmaf(fmaf(-q, by, a), inverse, q);
-  return size > 1e-24f && size < 1e38f ? better : q;
+  const float q = __fmul_rn(a, inverse), better = fmaf(fmaf(q, by, -a), -inverse, q);
+  return fabsf(q) < 1e38f ? better : q;
 }}"""
 
 #: The larger and the smaller of a number and one that is no NaN; NaN stays, and which of 0 and -0 it is nobody knows.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from litegpu.gpu.backends.cuda import functions as device
+from litegpu.gpu.backends.cuda import whole_halves
 from litegpu.gpu.backends.cuda.halves import HALF_CONVERSIONS, INLINE
 from litegpu.gpu.backends.cuda.overlap import PROGRAMMATIC_LAUNCH, WAIT
 from litegpu.gpu.lang import math, tree
@@ -125,9 +126,14 @@ def _constant(value: TracedValue) -> np.float32 | None:
 def _divisor(value: TracedValue) -> np.float32 | None:
     """The constant that it is, if divided() takes it and a multiplication is not the same."""
     number = _constant(value)
-    if number is None or not device.LEAST_DIVISOR <= abs(number) <= device.LARGEST_DIVISOR:
+    if number is None or not device.LEAST_DIVISOR <= number <= device.LARGEST_DIVISOR:
         return None
     return None if int(number.view(np.uint32)) & device.DIGITS in (0, device.DIGITS) else number
+
+
+def _is_moved(value: TracedValue) -> bool:
+    """Whether a constant other than 0 was added or subtracted, so that it is no -0."""
+    return value.op in ("add", "sub") and any(_constant(a) not in (None, 0) for a in value.args)
 
 
 class _Module(CLikePrinter):
@@ -139,6 +145,8 @@ class _Module(CLikePrinter):
         super().__init__(kernel, features)
         self.types: dict[str, str] = {}
         self.waits = True  # still to be printed
+        self._whole: dict[int, str] = {}  # what is stored as whole_halves.py says -> the function that makes it
+        self._left_to_it: set[int] = set()  # values that this function computes
 
     def print(self) -> str:
         k = self.kernel
@@ -249,8 +257,9 @@ class _Module(CLikePrinter):
         limit = _constant(value.args[1])
         if limit is None or np.isnan(limit):
             return None
-        kept = limit != 0 or (value.op == "max" and (self.may_lose_sign(value.args[0]) or self._is_rounded(value)))
-        return limit if kept else None
+        inside = value.args[0]
+        positive = _is_moved(inside) or self.may_lose_sign(inside) or self._is_rounded(value)
+        return limit if limit != 0 or (value.op == "max" and positive) else None
 
     def _is_rounded(self, value: TracedValue) -> bool:
         """Whether it ends, within limits, as a whole number and nothing else, which has no -0."""
@@ -469,12 +478,37 @@ class _Module(CLikePrinter):
 
     # Statements
 
+    def join(self, block: tree.Block) -> None:
+        for s in tree.statements(block):
+            found = whole_halves.of_store(s) if isinstance(s, tree.Store) else None
+            if found is None or any(self._uses[v.number] != 1 or v.number in self._elsewhere for v in found[1]):
+                continue
+            function, inner = found
+            self._left_to_it |= {v.number for v in inner}
+            self._half_conversions()
+            self.types.setdefault("limits", device.LIMITS)
+            self._whole[inner[0].number] = self.helper(function.name, function.text)
+
+    def _bind(self, value: TracedValue) -> None:
+        if value.number in self._left_to_it:
+            self.name_leaf(value, self.text(value.args[0]))
+        else:
+            super()._bind(value)
+
     def _statement(self, s: tree.Statement) -> None:
+        if isinstance(s, tree.Store) and s.value.number in self._whole:
+            self._wait_before(s)
+            place = f"{memory_name(s.memory)}[{self.text(s.index)}]"
+            self.line(f"{place} = {self._whole[s.value.number]}({self.text(s.value)});")
+            return
+        self._wait_before(s)
+        super()._statement(s)
+
+    def _wait_before(self, s: tree.Statement) -> None:
         if self.waits and _touches_arena(s):
             self.waits = False
             self.line(WAIT)
             self.line("launch_dependents();")  # not before: a third kernel would take the second one's place
-        super()._statement(s)
 
     def bind(self, name: str, type: Type, text: str) -> str:
         return f"const {self.type_name(type)} {name} = {text};"
@@ -603,12 +637,4 @@ def _touches_arena(s: tree.Statement) -> bool:
             return v.op == "load" and v.attr.space == "global" and bool(v.attr.access != "read")
         case tree.Store():
             return s.memory.space == "global"
-        case tree.If():
-            blocks = [s.then] + ([s.orelse] if s.orelse is not None else [])
-        case tree.For():
-            blocks = [s.body]
-        case tree.While():
-            blocks = [s.head, s.body]
-        case _:
-            return False
-    return any(_touches_arena(inner) for b in blocks for inner in b.statements)
+    return any(_touches_arena(inner) for block in tree.blocks(s) for inner in block.statements)

@@ -5,7 +5,8 @@
 // With a PROLOGUE (prologue.cu) each thread does with what it has copied of the input what is to be done before that is
 // multiplied.
 // With MEANS nothing is stored but a part of each channel's mean over all pixels, SCALE times what ACTIVATE(sums) gives, which
-// knows four numbers of each of OPERANDS constants as own[i]: as many parts as there are tiles along the rows.
+// knows four numbers of each of OPERANDS constants as own[i]: as many parts as there are tiles along the rows. FINISHED(mean) is
+// what becomes of the only one.
 //
 // Constants from the host: HALF; BM BN BK STAGES; WARPS_M WARPS_N WARPS_K (warps along rows, columns and depth);
 // WARPGROUPS; TILES_N; PIXELS QUADS (of the output); OUT_H OUT_W; H W (of the input, upsampled); UPSAMPLE_*, BORDER (border.cu); CHANNELS KERNEL_W TAPS; STRIDE_*, DILATION_*, PADDING_*;
@@ -21,6 +22,7 @@
 // outside: what is outside of the input, 16 times; corrections: what is to be added to the sums of each column.
 #define MORE_BUFFERS , const Element* outside, const int4* corrections
 typedef int Loaded;
+#define LOADED(value) (int)(value)
 #else
 #ifdef MEANS
 #define MORE_BUFFERS , const float4* channelwise, float4* parts
@@ -28,7 +30,8 @@ typedef int Loaded;
 #define MORE_BUFFERS
 #endif
 #define PADDED 0
-typedef float Loaded;
+typedef Stored Loaded;
+#define LOADED(value) stored(value)
 #endif
 constexpr unsigned A_BYTES = BM * ROW_BYTES, STAGE_BYTES = (BM + BN) * ROW_BYTES, STEPS = DEPTH / BK;
 constexpr unsigned A_COPIES = (BM * CHUNKS + THREADS - 1) / THREADS, B_COPIES = (BN * CHUNKS + THREADS - 1) / THREADS;
@@ -122,7 +125,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, cons
 #if WHOLE
       const Loaded empty = outside[0];
 #else
-      const Loaded empty = 0.0f;
+      const Loaded empty = OUTSIDE;
 #endif
       Loaded values[PER_CHUNK];
 #pragma unroll
@@ -132,13 +135,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, cons
         const int iy = inside(pixels[i].y + (int)(tap / KERNEL_W * DILATION_Y), H, UPSAMPLE_Y, real);
         const int ix = inside(pixels[i].x + (int)(tap % KERNEL_W * DILATION_X), W, UPSAMPLE_X, real);
         const unsigned from = pixels[i].image + iy * PITCH_Y + ix * PITCH_X + channel * PITCH_C + OFFSET;
-        values[e] = real ? LOAD(x[from]) : empty;
+        values[e] = real ? LOADED(x[from]) : empty;
       }
 #if WHOLE
       *(uint4*)(shared + to) = uint4{four_bytes(values), four_bytes(values + 4), four_bytes(values + 8), four_bytes(values + 12)};
 #elif HALF
-      *(uint4*)(shared + to) = uint4{pack_half2(values[0], values[1]), pack_half2(values[2], values[3]),
-                                     pack_half2(values[4], values[5]), pack_half2(values[6], values[7])};
+      *(uint4*)(shared + to) = uint4{half_pair(values[0], values[1]), half_pair(values[2], values[3]),
+                                     half_pair(values[4], values[5]), half_pair(values[6], values[7])};
 #else
       *(float4*)(shared + to) = float4{values[0], values[1], values[2], values[3]};
 #endif
@@ -300,7 +303,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, cons
     const float4 more = sums[warp * ACROSS + thread];
     mean = float4{mean.x + more.x, mean.y + more.y, mean.z + more.z, mean.w + more.w};
   }
-  parts[blockIdx.x / TILES_N * QUADS + own_quad] = float4{mean.x * SCALE, mean.y * SCALE, mean.z * SCALE, mean.w * SCALE};
+  const float4 scaled = float4{mean.x * SCALE, mean.y * SCALE, mean.z * SCALE, mean.w * SCALE};
+#ifdef FINISHED
+  parts[blockIdx.x / TILES_N * QUADS + own_quad] = FINISHED(scaled);
+#else
+  parts[blockIdx.x / TILES_N * QUADS + own_quad] = scaled;
+#endif
 #else
   product.store([&](unsigned row, unsigned column, Four total, unsigned n) {
     const unsigned pixel = pixel0 + row, quad = column0 / 4 + column;

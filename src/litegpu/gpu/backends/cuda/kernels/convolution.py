@@ -27,7 +27,7 @@ from litegpu.gpu.backends.cuda.kernels import (
     wide_stem,
     window,
 )
-from litegpu.gpu.backends.cuda.kernels.layer import Layer, has_functions, is_half, residuals_of
+from litegpu.gpu.backends.cuda.kernels.layer import Layer, has_functions, is_half, residuals_of, stored_constants
 from litegpu.gpu.backends.cuda.kernels.offer import Option, cheapest
 from litegpu.gpu.backends.cuda.kernels.overlapped import will_overlap
 from litegpu.gpu.backends.cuda.kernels.prologue import constants_of, factors_bytes, files_of, instructions, operands_of
@@ -269,6 +269,8 @@ def settings(ctx: KernelContext, layer: Layer, tile: WorkgroupTile) -> Settings:
     }  # fmt: skip
     if layer.access in ("POINTS", "FLOATS") and layer.pitch is not None:
         constants["PITCH_X"] = layer.pitch
+    if layer.access == "GATHER" and layer.half:
+        constants |= stored_constants(view.dtype, layer.op.zero_point or 0)
     operands: Operands = {"x": view, "w": weights, **operands_of(layer, halves=layer.half, step=tile.depth)}
     name = "tensor_convolution" if layer.half else "tiled_convolution"
     if layer.whole_numbers:
@@ -279,6 +281,7 @@ def settings(ctx: KernelContext, layer: Layer, tile: WorkgroupTile) -> Settings:
         operands |= {"outside": layer.outside, "corrections": layer.corrections(weights.shape[0])}
         name = "byte_convolution"
     first, *others = tile.files
-    files = (first, *row_norm.files_of(layer.norm), *others, "border.cu", *files_of(layer), "convolution.cu")
+    stored = () if layer.whole_numbers else ("stored.cu",)
+    files = (first, *row_norm.files_of(layer.norm), *others, "border.cu", *stored, *files_of(layer), "convolution.cu")
     shared = tile.shared_bytes(product.half) + (factors_bytes(layer, tile.depth) if layer.half else 0)
     return Settings(name, files, constants, operands, rows * columns, shared)

@@ -81,6 +81,19 @@ def _difference(dtype: DType, zero_point: int) -> str:
     return f"(__uint_as_float(({kind})(value) ^ 0x{0x4B000000 | half:08x}u) - {(1 << 23) + half + zero_point}.0f)"
 
 
+def stored_constants(dtype: DType, zero_point: int) -> dict[str, int | str]:
+    """For stored.cu: numbers of 8 bits less the zero point as halves, which have them exactly. The bits of a number
+    from 0 on become the last ones of 1024 and that number. Nothing for other types, nor a zero point beyond them."""
+    half = {DType.INT8: 128, DType.UINT8: 0}.get(dtype)
+    if half is None or not -half <= zero_point < 256 - half:
+        return {}
+    minus = int(np.float16(-(1024 + half + zero_point)).view(np.uint16))
+    return {
+        "BYTE_BITS": f"0x{(0x6400 | half) * 0x10001:08x}u", "BYTE_MINUS": f"0x{minus * 0x10001:08x}u",
+        "BYTE_ZERO": zero_point & 255,
+    }  # fmt: skip
+
+
 @dataclass(frozen=True, eq=False)
 class Layer:
     """A convolution: what of it the kernel must know."""

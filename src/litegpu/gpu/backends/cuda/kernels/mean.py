@@ -11,7 +11,7 @@ from litegpu.gpu.backends.cuda.kernels.runs import nothing_stored
 from litegpu.gpu.backends.cuda.kernels.source import float_text, native_launch
 from litegpu.gpu.backends.cuda.kernels.squeeze import function
 from litegpu.gpu.backends.cuda.kernels.tile import WorkgroupTile, device_shared_bytes
-from litegpu.gpu.graph import Conv2D, MeanConv2D, Shape
+from litegpu.gpu.graph import RESULT, Conv2D, MeanConv2D, Shape
 from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.view import View
@@ -69,9 +69,11 @@ def _launch(ctx: KernelContext, layer: Layer, tile: WorkgroupTile) -> Launch:
         "MEANS": 1, "AHEAD": 0, "SCALE": float_text(1 if op.summed else 1 / (layer.shape[1] * layer.shape[2])),
         "OPERANDS": len(others), "ACTIVATE(value)": f"ACTIVATED({arguments})",
     }  # fmt: skip
+    functions = [function(ctx, "activated", op.inner, 1 + len(others))]
+    if ctx.node.epilogue != RESULT:
+        functions.append(function(ctx, "finished", ctx.node.epilogue))
     return native_launch(
         ctx, "mean_convolution", made.files, constants, {**made.operands, "channelwise": channelwise, "parts": view},
         label="conv_2d", workgroup=(tile.threads, 1, 1), dispatch=(made.groups, 1, 1), shared_bytes=made.shared_bytes,
-        variant=str(tile), inner=function(ctx, "activated", op.inner, 1 + len(others)), runs=nothing_stored(),
-        rounds=layer.rounds,
+        variant=str(tile), inner=functions, runs=nothing_stored(), rounds=layer.rounds,
     )  # fmt: skip

@@ -46,7 +46,7 @@ NAME(const SOURCE* x, const unsigned short* __restrict__ w EPILOGUE_BUFFERS) {
   }
   copies_commit();
 
-  float pixels[LOADS][CHANNELS];
+  Stored pixels[LOADS][CHANNELS];
   auto load = [&](unsigned tile) {
     const Block block = block_at(tile);
     const int y0 = (int)(block.y * STRIDE_Y) - PADDING_Y, x0 = (int)(block.x * STRIDE_X) - PADDING_X;
@@ -58,7 +58,7 @@ NAME(const SOURCE* x, const unsigned short* __restrict__ w EPILOGUE_BUFFERS) {
       const int ix = inside(x0 + (int)(pixel % HALO_X), W, UPSAMPLE_X, real);
       const unsigned from = block.image * PITCH_B + iy * PITCH_Y + ix * PITCH_X + OFFSET;
 #pragma unroll
-      for (unsigned c = 0; c < CHANNELS; c++) pixels[i][c] = real ? LOAD(x[from + c * PITCH_C]) : 0.0f;
+      for (unsigned c = 0; c < CHANNELS; c++) pixels[i][c] = real ? stored(x[from + c * PITCH_C]) : OUTSIDE;
     }
   };
   auto keep = [&] {
@@ -66,10 +66,10 @@ NAME(const SOURCE* x, const unsigned short* __restrict__ w EPILOGUE_BUFFERS) {
     for (unsigned i = 0; i < LOADS; i++) {
       const unsigned pixel = thread + i * THREADS, line = pixel / HALO_X, column = pixel % HALO_X;
       if (pixel >= HALO_Y * HALO_X) break;
-      float four[4] = {};
+      Stored four[4] = {OUTSIDE, OUTSIDE, OUTSIDE, OUTSIDE};
 #pragma unroll
       for (unsigned c = 0; c < CHANNELS; c++) four[c] = pixels[i][c];
-      const uint2 packed = {pack_half2(four[0], four[1]), pack_half2(four[2], four[3])};
+      const uint2 packed = {half_pair(four[0], four[1]), half_pair(four[2], four[3])};
       *(uint2*)(shared + line * LINE + column * 8) = packed;
       if (COPIES == 2 && column > 0) *(uint2*)(shared + COPY + line * LINE + (column - 1) * 8) = packed;
     }

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from litegpu.gpu.backends.cuda.kernels.layer import Layer
+from litegpu.gpu.backends.cuda.kernels.layer import Layer, stored_constants
 from litegpu.gpu.backends.cuda.kernels.source import Where, label_of, native_launch
 from litegpu.gpu.backends.cuda.kernels.tile import MOST_SHARED_BYTES, USUAL_UNITS
 from litegpu.gpu.kernels.access import Operands
@@ -92,10 +92,11 @@ def launch(ctx: KernelContext, layer: Layer, block: StemBlock, where: Where | No
         "BN": block.columns, "WARPS_M": block.warps[0], "WARPS_N": block.warps[1], "TILES_N": columns, "TILES_Y": down,
         "TILES_X": across, "BATCH": batch, "GROUPS": groups, "AT_ONCE": block.at_once, "QUADS": -(-outputs // 4),
         "DEPTH": weights.shape[1], "SHARED_BYTES": shared_bytes(layer, block), "WHOLE": int(layer.whole_numbers),
+        **stored_constants(layer.source.dtype, layer.op.zero_point or 0),
     }  # fmt: skip
     operands: Operands = {"x": layer.source, "w": weights}
     return native_launch(
-        ctx, "stem_convolution", ("device.cu", "turned.cu", "border.cu", "stem.cu"), constants, operands,
+        ctx, "stem_convolution", ("device.cu", "turned.cu", "border.cu", "stored.cu", "stem.cu"), constants, operands,
         label=label_of(ctx),
         workgroup=(block.threads, 1, 1), dispatch=(groups * columns, 1, 1),
         shared_bytes=shared_bytes(layer, block), variant=str(block), where=where, pixels=block.at_once,

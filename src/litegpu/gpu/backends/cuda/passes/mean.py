@@ -72,8 +72,7 @@ def _joined(graph: Graph, found: Mapping[int, tuple[Node, Node, int]]) -> tuple[
             made[node.output] = _put(builder, before, node, parts, graph)
         elif node.inputs and node.inputs[0] in made:
             mean_of, _, parts = found[node.inputs[0]]
-            behind = _of_sum(mean_of, graph)
-            op = node.op if parts == 1 and behind == RESULT else PointwiseConv2D(behind, parts=parts)
+            op = node.op if parts == 1 else PointwiseConv2D(_of_sum(mean_of, graph), parts=parts)
             inputs = (made[node.inputs[0]], *node.inputs[1:])
             builder.nodes.append(Node(op, inputs, node.output, node.epilogue, node.operands, node.sources))
         elif node.output not in gone:
@@ -112,9 +111,12 @@ def _parts(node: Node, graph: Graph, producer: dict[int, Node], features: Featur
 
 
 def _put(builder: GraphBuilder, node: Node, mean_of: Node, parts: int, graph: Graph) -> int:
-    sources, op = sources_of(node, mean_of), MeanConv2D(parts, node.epilogue, _of_sum(mean_of, graph) != RESULT)
+    """What all of its pixels are summed up in is finished there, once; of parts, who adds them up finishes it."""
+    behind = _of_sum(mean_of, graph)
+    op = MeanConv2D(parts, node.epilogue, behind != RESULT)
     out = builder.value((1, 1, parts, graph.values[node.output].shape[3]), DType.FLOAT32)
-    return builder.node(op, [*node.inputs, *node.operands], out, sources=sources)
+    inputs, sources = [*node.inputs, *node.operands], sources_of(node, mean_of)
+    return builder.node(op, inputs, out, behind if parts == 1 else RESULT, sources=sources)
 
 
 def _of_sum(mean_of: Node, graph: Graph) -> Expr:
