@@ -40,7 +40,7 @@ KERNELS = {
     "long_depthwise": ("long_depthwise", "test_blocks or test_whole or (test_strides and 8-float16)"),
     "lstm": ("lstm", "(divisions and (4-2 or 8-8)) or sequences"),
     "matmul": ("matmul", "leading or (layouts and True-False)"),
-    "mean": ("mean", "test_tiles"),
+    "mean": ("mean", "test_tiles or rounded"),
     "pair": ("pair", "test_tiles or test_sizes"),
     "patch": ("patch", "random"),
     "persistent": ("persistent", "some_tiles and (residual or window) or test_whole"),
