@@ -28,6 +28,8 @@ def collector() -> Iterator[list[Any]]:
     gc.callbacks[:] = []
     yield gc.callbacks
     gc.callbacks[:] = before
+    for thread in list(background._left):  # which watches what is unraisable for a while
+        thread.join()
 
 
 def busy() -> None:
