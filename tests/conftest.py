@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import locale
 import os
+import zlib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,10 +19,35 @@ if os.environ.get("LITEGPU_CUDA_EMULATOR"):
     emulator.install()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+#: Cases of a test from which on it is a sweep, of which --part runs a sample.
+MANY = 40
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--part",
+        metavar="K/N",
+        help=f"of tests with {MANY} cases and more run one N-th, chosen by their names: the K-th",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(7200))
+    part = config.getoption("--part")
+    if part is None:
+        return
+    k, n = map(int, part.split("/"))
+    cases = Counter(_test_of(item) for item in items)
+    left = [i for i in items if cases[_test_of(i)] >= MANY and zlib.crc32(i.nodeid.encode()) % n != k % n]
+    config.hook.pytest_deselected(items=left)
+    gone = set(left)
+    items[:] = [item for item in items if item not in gone]
+
+
+def _test_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("[")[0]
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,3 +54,20 @@ def test_the_tables_that_it_names_are_there(name: str) -> None:
     }
     assert f"`{name}`" in TEXT
     assert re.search(rf"^{name}\b.* = ", (ROOT / places[name]).read_text(), re.MULTILINE)
+
+
+def test_parts_of_sweeps_are_all_of_them() -> None:
+    """Each case is in one part, those of tests with few are in all."""
+
+    def collected(*options: str) -> set[str]:
+        command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *options]
+        found = subprocess.run(
+            [*command, "tests/gpu/test_view.py"], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        return {line for line in found.stdout.splitlines() if "::" in line}
+
+    every, first, second = collected(), collected("--part=0/2"), collected("--part=1/2")
+    few = {name for name in every if "[" not in name}
+    assert few and first | second == every and few <= first & second
+    for part in (first, second):
+        assert len(every) / 3 < len(part) < len(every) * 2 / 3
