@@ -45,11 +45,13 @@ def evaluate(k: Kernel, expr: Expr, args: Sequence[TracedValue | None], *, rough
                 return visit(inside)
             case Apply("round", (Apply("small", (inside,)),)) if (value := visit(inside)).type.scalar == f32:
                 return k.round_small(value)
-            case Apply("nearest", (Apply("small", (Apply("add", (x, Literal(zero))),)),)) if _ends_whole(x, zero):
+            case Apply("nearest", (Apply("small", (Apply("add", (x, Literal(zero))),)),)) if within := _rounded_within(
+                x, zero
+            ):
                 # a whole number is added to one: to its bits as well
-                return k.nearest_small(limited(x)) + int(zero)
-            case Apply("nearest", (Apply("small", (x,)),)) if _ends_whole(x):
-                return k.nearest_small(limited(x))
+                return k.nearest_small(limited(*within)) + int(zero)
+            case Apply("nearest", (Apply("small", (x,)),)) if within := _rounded_within(x):
+                return k.nearest_small(limited(*within))
             case Apply("nearest", (Apply("small", (inside,)),)):
                 return k.nearest_small(visit(inside))
             case Apply("nearest", (Apply("min", (Apply("max", (_, Literal(low))), Literal(high))) as inside,)) if (
@@ -57,8 +59,8 @@ def evaluate(k: Kernel, expr: Expr, args: Sequence[TracedValue | None], *, rough
             ):
                 # the bits of a number near 1.5 * 2^23 count its units: quicker than a conversion
                 return k.bitcast(visit(inside) + _MAGIC, vec(i32, lanes)) - _MAGIC_BITS
-            case Apply("min", (Apply("max", (Apply("round"), Literal())), Literal())) if _ends_whole(e):
-                value = limited(e)
+            case Apply("min") if within := _rounded_within(e):
+                value = limited(*within)
                 return k.round_small(value) if value.type.scalar == f32 else k.round(value)
             case Apply("mul", (Apply("sign", (x,)), Apply("floor", (Apply("add", (Apply("abs", (y,)), half)),)))) if (
                 x == y and half == Literal(0.5)
@@ -68,35 +70,31 @@ def evaluate(k: Kernel, expr: Expr, args: Sequence[TracedValue | None], *, rough
                 found = shortcut(k, e, visit) if rough else None
                 return found if found is not None else _apply(k, fn, arguments, [visit(a) for a in arguments])
 
-    def limited(e: Expr) -> TracedValue:
-        """What _ends_whole, before it is rounded: limited first, which is the same, as what is known to be small is
-        rounded quicker."""
-        match e:
-            case Apply("min", (Apply("max", (Apply("round", (inside,)), Literal(low))), Literal(high))):
-                value = visit(inside)
-                return k.min(k.max(value, constant(k, low, value.type)), constant(k, high, value.type))
-        raise TypeError(f"{e!r} is not limited behind its rounding")
+    def limited(inside: Expr, low: float, high: float) -> TracedValue:
+        """Before it is rounded, not behind, which is the same: what is known to be small is rounded quicker."""
+        value = visit(inside)
+        return k.min(k.max(value, constant(k, low, value.type)), constant(k, high, value.type))
 
     return visit(expr)
 
 
-def _ends_whole(expr: Expr, *others: float) -> bool:
-    """Whether it is rounded to even and then kept within small whole numbers, and the others are such numbers."""
+def _rounded_within(expr: Expr, *others: float) -> tuple[Expr, float, float] | None:
+    """What is rounded to even and then kept within two small whole numbers, and these; the others are such numbers."""
     match expr:
-        case Apply("min", (Apply("max", (Apply("round", (_,)), Literal(low))), Literal(high))):
-            return all(abs(number) < _SMALL and float(number).is_integer() for number in (low, high, *others))
-    return False
+        case Apply("min", (Apply("max", (Apply("round", (inside,)), Literal(low))), Literal(high))) if all(
+            abs(number) < _SMALL and float(number).is_integer() for number in (low, high, *others)
+        ):
+            return inside, low, high
+    return None
 
 
 def unlimited(expr: Expr, lowest: int, highest: int) -> Expr:
     """What gives the same as `expr` where it is stored within these bounds: without limits that are these."""
     match expr:
-        case Apply("nearest", (Apply("small", (Apply("add", (x, Literal(zero))),)),)) if _ends_whole(x, zero):
-            match x:
-                case Apply(_, (Apply(_, (Apply(_, (Apply("small") as inside,)), Literal(a))), Literal(b))):
-                    if a + zero <= lowest and b + zero >= highest:
-                        return Apply("add", (Apply("nearest", (inside,)), Literal(int(zero), DType.INT32)))
-            return expr
+        case Apply("nearest", (Apply("small", (Apply("add", (x, Literal(zero))),)),)):
+            match _rounded_within(x, zero):
+                case (Apply("small") as inside, a, b) if a + zero <= lowest and b + zero >= highest:
+                    return Apply("add", (Apply("nearest", (inside,)), Literal(int(zero), DType.INT32)))
         case Apply("add", (limited, Literal(zero) as shift)):
             match limited:
                 case Apply(

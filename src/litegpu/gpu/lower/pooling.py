@@ -28,24 +28,23 @@ def pool_2d(ctx: OpContext, kind: str) -> None:
     padding = placed(ctx, x, window, stride, (1, 1), x[3])
     source = ctx.value(0)
     grid = grid_of(ctx.output)
+    pool = Pool2D(kind, window, stride, padding)
     if ctx.moves_bytes and grid is not None:
         code = int(ctx.option("fused_activation_function"))
         ctx.require(code in BOUNDS, f"the fused activation {code} of quantized pools is not known")
         quanta = integers.quanta_of(ctx, grid, fn("sub", RESULT, whole_number(grid.zero)), *BOUNDS[code])
-        ctx.add(Pool2D(kind, window, stride, padding), [source], ctx.output_value(), quanta)
+        ctx.add(pool, [source], ctx.output_value(), quanta)
         return
     whole = integers.operand(ctx, 0) if kind == "average" and grid is not None and ctx.unit is None else None
     if whole is not None and grid is not None:  # halves are rounded by what is stored
         source, ctx.unit = integers.as_float(ctx, 0, whole), grid.scale
-    pool = Pool2D(kind, window, stride, padding)
     result = ctx.activation(fn("sqrt", RESULT) if kind == "squares" else RESULT)
-    if kind != "average" or result != RESULT or grid is None or grid != grid_of(ctx.tensor(0)):
-        ctx.add(pool, [source], ctx.output_value(), result)
-    elif ctx.unit == grid.scale and _has_no_halves(grid, window, stride, x, ctx.output.shape):
+    same = grid if kind == "average" and result == RESULT and grid == grid_of(ctx.tensor(0)) else None
+    if same is not None and ctx.unit == same.scale and _has_no_halves(same, window, stride, x, ctx.output.shape):
         ctx.add(pool, [source], ctx.output_value(), fn("round", fn("small", RESULT)))
-        integers.settle(ctx, grid)
+        integers.settle(ctx, same)
     else:
-        ctx.add(pool, [source], ctx.output_value())
+        ctx.add(pool, [source], ctx.output_value(), result)
 
 
 def _has_no_halves(

@@ -30,7 +30,7 @@ TURNED = f"""{INLINE} uint3 turned_block() {{
 #define TURNED
 """
 
-#: Divisors of which divided() below may be asked, all positive: so that no rest of a quotient that counts is subnormal.
+#: Divisors of which divided() below may be asked: so that no rest of a quotient that counts is subnormal.
 LEAST_DIVISOR, LARGEST_DIVISOR = 2.0**-10, 2.0**24
 #: The digits of a float32 behind the first; of divisors that have all of them the inverse is too far off.
 DIGITS = 0x7FFFFF
@@ -38,6 +38,7 @@ DIGITS = 0x7FFFFF
 #: but where it is tiny (there its last digit may differ) or no number. What it is too large by is +0 where it is right,
 #: which leaves a quotient of -0 as it is. The compiler's division calls a function for each numerator that is 0.
 DIVIDED = f"""{INLINE} float divided(float a, float by, float inverse) {{
+  if (by < 0.0f) a = -a, by = -by, inverse = -inverse;
   const float q = __fmul_rn(a, inverse), better = fmaf(fmaf(q, by, -a), -inverse, q);
   return fabsf(q) < 1e38f ? better : q;
 }}"""

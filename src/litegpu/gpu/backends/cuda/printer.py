@@ -126,7 +126,7 @@ def _constant(value: TracedValue) -> np.float32 | None:
 def _divisor(value: TracedValue) -> np.float32 | None:
     """The constant that it is, if divided() takes it and a multiplication is not the same."""
     number = _constant(value)
-    if number is None or not device.LEAST_DIVISOR <= number <= device.LARGEST_DIVISOR:
+    if number is None or not device.LEAST_DIVISOR <= abs(number) <= device.LARGEST_DIVISOR:
         return None
     return None if int(number.view(np.uint32)) & device.DIGITS in (0, device.DIGITS) else number
 

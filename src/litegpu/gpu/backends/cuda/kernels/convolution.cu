@@ -22,7 +22,7 @@
 // outside: what is outside of the input, 16 times; corrections: what is to be added to the sums of each column.
 #define MORE_BUFFERS , const Element* outside, const int4* corrections
 typedef int Loaded;
-#define LOADED(value) (int)(value)
+#define LOADED(value) LOAD(value)
 #else
 #ifdef MEANS
 #define MORE_BUFFERS , const float4* channelwise, float4* parts
