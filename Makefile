@@ -17,7 +17,7 @@ setup:  ## Make .venv again and look for a GPU again
 demo: .ready  ## Run a network on the GPU and on the CPU and compare (MODEL=x.tflite IMAGE=y.jpg for your own)
 	@$(BIN)/litegpu demo $(if $(MODEL),"$(MODEL)") $(if $(IMAGE),--image "$(IMAGE)") --output demo-output
 
-test: .ready  ## Run the tests (half an hour on two cores; PART=1/2: half the cases of those with many)
+test: .ready  ## Run the tests (half an hour on two cores; PART=1/3: a third of the cases of those with many)
 	$(BIN)/python -m pytest -n $(JOBS) -rs $(if $(PART),--part=$(PART))
 
 test-full: .ready  ## Run the tests and the long sweeps, then plant defects (hours on a software driver)

@@ -6,7 +6,6 @@ import importlib.util
 import locale
 import os
 import zlib
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,15 +18,15 @@ if os.environ.get("LITEGPU_CUDA_EMULATOR"):
     emulator.install()
 
 
-#: Cases of a test from which on it is a sweep, of which --part runs a sample.
-MANY = 40
+#: Cases of a test from which on it is a sweep, of which --part runs a sample; with the marker `sweep`, of any test.
+MANY = 10
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--part",
         metavar="K/N",
-        help=f"of tests with {MANY} cases and more run one N-th, chosen by their names: the K-th",
+        help=f"of each test with {MANY} cases and more, or marked as a sweep, run one N-th of the cases: the K-th",
     )
 
 
@@ -39,15 +38,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if part is None:
         return
     k, n = map(int, part.split("/"))
-    cases = Counter(_test_of(item) for item in items)
-    left = [i for i in items if cases[_test_of(i)] >= MANY and zlib.crc32(i.nodeid.encode()) % n != k % n]
-    config.hook.pytest_deselected(items=left)
-    gone = set(left)
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    sweeps = [those for those in cases.values() if len(those) >= MANY or those[0].get_closest_marker("sweep")]
+    gone = {item for those in sweeps for item in _others(those, k, n)}
+    config.hook.pytest_deselected(items=[item for item in items if item in gone])
     items[:] = [item for item in items if item not in gone]
 
 
-def _test_of(item: pytest.Item) -> str:
-    return item.nodeid.partition("[")[0]
+def _others(cases: list[pytest.Item], k: int, n: int) -> list[pytest.Item]:
+    """All but the K-th of N equal parts, in an order that has nothing to do with the parameters'."""
+    mixed = sorted(cases, key=lambda item: (zlib.crc32(item.nodeid.encode()), item.nodeid))
+    return [item for place, item in enumerate(mixed) if place % n != k % n]
 
 
 @pytest.fixture(autouse=True)

@@ -51,6 +51,7 @@ def noise(interpreter: Any) -> list[np.ndarray]:
     return [rng.integers(i.min, i.max + 1, shape).astype(dtype) for shape, i, dtype in limits]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("half", [False, True], ids=["float32", "float16"])
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_classifies_photographs_as_the_cpu_does(name: str, half: bool, models_dir: Path, images_dir: Path) -> None:

@@ -62,6 +62,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     return {"model": model, "inputs": folder / "inputs.npy", "picture": folder / "picture.png"}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("tool", COMMANDS)
 def test_page(tool: str, files: Files, tmp_path: Path) -> None:
     require_gpu()

@@ -165,6 +165,7 @@ def _bytes() -> Graph:
     return builder.graph([first], [x])
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("capability", GENERATIONS)
 def test_every_native_kernel_is_in_the_sample(capability: int) -> None:
     assert set(_native_kernels(capability)) >= GENERATIONS[capability][1]

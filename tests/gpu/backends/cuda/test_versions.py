@@ -156,6 +156,7 @@ def run_with(driver: int, arguments: list[str]) -> subprocess.CompletedProcess[s
 
 
 @emulated
+@pytest.mark.sweep
 @pytest.mark.parametrize("driver", [12000, 12040, 13000])
 def test_sessions_with_the_bindings_of_cuda_12(driver: int) -> None:
     """On the oldest driver, without conditional nodes and early starts; on one that has these; on one of CUDA 13."""
