@@ -25,7 +25,7 @@ from agreement import require_gpu
 from typer.testing import CliRunner
 
 import litegpu
-from litegpu import GpuDelegate, GpuDelegateOptions, Interpreter, OptionError, version
+from litegpu import GpuDelegate, GpuDelegateOptions, InferencePriority, Interpreter, OptionError, version
 from litegpu.gpu import cache_folder
 from litegpu.gpu.build import build_program
 from litegpu.gpu.cache_entry import CacheEntry, EntryError, decode, encode
@@ -399,6 +399,24 @@ def test_what_another_program_depends_on(tmp_path: Path, builds: list[int], monk
         monkeypatch.setattr(device, "info", changed)
         run(tmp_path)
         assert len(builds) == len(changes) + i + 1
+
+
+def test_one_entry_for_all_ways_in(tmp_path: Path, builds: list[int]) -> None:
+    """What is asked for in other words is the same program, whoever asks."""
+    require_gpu()
+    fast = {"inference_priority1": InferencePriority.MIN_LATENCY}
+    words: dict[str, list[dict[str, Any]]] = {
+        "float32": [{}, {"precision": "float32"}],
+        "float16": [{"precision_loss_allowed": True}, {"precision": "float16"}, fast],
+    }
+    for count, (precision, ways) in enumerate(words.items(), 1):
+        for options in ways:
+            run(tmp_path, **options)
+        for device in ("webgpu", "auto"):
+            chosen = {"backend": "webgpu"} if device == "auto" else {}
+            with litegpu.load(network(), device, precision, serialization_dir=tmp_path, **chosen) as model:
+                model(np.zeros(SHAPE, np.float32))
+        assert len(builds) == len(list(tmp_path.iterdir())) == count, precision
 
 
 def test_a_resize_has_an_entry_of_its_own(tmp_path: Path, builds: list[int]) -> None:

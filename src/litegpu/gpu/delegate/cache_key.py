@@ -61,7 +61,7 @@ def describe(
         [(o.index, o.name, o.inputs, o.outputs) for o in partition.nodes],
         [(i, tensors[i].type.name, tensors[i].shape, tensors[i].is_constant) for i in touched],
         (partition.inputs, partition.outputs, partition.xnnpack),
-        (half, options.precision, options.quantization, options.tuning_level, sorted(ranges.items())),
+        (half, options.precision == "auto", options.quantization, options.tuning_level, sorted(ranges.items())),
         options.arithmetic,
         (device.target, device.info.name, device.info.backend, device.info.driver, device.features),
         device.way if isinstance(device, Recompiles) else None,
