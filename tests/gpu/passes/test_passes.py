@@ -471,6 +471,42 @@ def test_mirrored_borders_and_enlargements_become_the_convolution_s_own(symmetri
     np.testing.assert_allclose(evaluate_graph(optimised, values)[0], evaluate_graph(graph, values)[0], rtol=1e-6)
 
 
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize(
+    ("window", "stride", "dilation", "beyond"),
+    [
+        ((3, 3), (2, 2), (1, 1), (1, 1)), ((2, 2), (1, 1), (1, 1), (1, 1)), ((2, 1), (1, 1), (1, 1), (1, 0)),
+        ((1, 2), (1, 1), (1, 1), (0, 1)), ((3, 3), (3, 3), (1, 1), (1, 1)), ((2, 2), (1, 1), (3, 2), (0, 1)),
+        ((3, 3), (2, 1), (1, 2), (0, 0)),
+    ],
+)  # fmt: skip
+def test_zeros_behind_a_mirrored_border_stay_zeros(
+    window: tuple[int, int],
+    stride: tuple[int, int],
+    dilation: tuple[int, int],
+    beyond: tuple[int, int],
+    symmetric: bool,
+) -> None:
+    """SAME padding that falls behind the border alone, as of 3x3 windows with a stride of 2 on an even size."""
+    rng = np.random.default_rng(0)
+    builder = GraphBuilder()
+    x = builder.value((2, 6, 7, 3), DType.FLOAT32)
+    inner = (6 + 3, 7 + 3)
+    mirrored = builder.node(
+        Copy((Mirror((0, 1, 2, 0), (0, 2, 1, 0), symmetric),)), [x], builder.value((2, *inner, 3), DType.FLOAT32)
+    )
+    weights = builder.constant(rng.standard_normal((4, *window, 3)))
+    reached = [(size - 1) * by + 1 for size, by in zip(window, dilation, strict=True)]
+    sizes = [(n + more - k) // by + 1 for n, more, k, by in zip(inner, beyond, reached, stride, strict=True)]
+    out = builder.value((2, *sizes, 4), DType.FLOAT32)
+    graph = builder.graph([x], [builder.node(Conv2D(stride, dilation), [mirrored, weights], out)])
+    optimised = optimise(graph, Features())
+    ends = [(n - 1) * by + k for n, by, k in zip(sizes, stride, reached, strict=True)]
+    assert (len(optimised.nodes) == 1) == all(end <= n for end, n in zip(ends, inner, strict=True))
+    values = [rng.standard_normal((2, 6, 7, 3)).astype(np.float32)]
+    np.testing.assert_allclose(evaluate_graph(optimised, values)[0], evaluate_graph(graph, values)[0], rtol=1e-5)
+
+
 def test_a_value_that_an_expression_reads_twice_is_fused_all_the_same() -> None:
     """x * sigmoid(x) of a convolution, and GELU by tanh, with a node for each of their functions."""
     b, rng = GraphBuilder(), np.random.default_rng(0)

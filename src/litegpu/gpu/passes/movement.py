@@ -192,7 +192,7 @@ def absorb_border(graph: Graph) -> Graph:
         copy = alone(node.inputs[0])
         match copy:
             case Node(Copy((Mirror((0, top, left, 0), (0, _, _, 0), symmetric),)), _, _, epilogue) if (
-                epilogue == RESULT and op.padding == (0, 0) and op.border == "zero"
+                epilogue == RESULT and op.border == "zero" and _stays_inside(node, op, graph)
             ):
                 op = dataclasses.replace(op, padding=(top, left), border="symmetric" if symmetric else "reflect")
                 node = _reading_from(node, op, copy)
@@ -203,6 +203,15 @@ def absorb_border(graph: Graph) -> Graph:
                 node = _reading_from(node, dataclasses.replace(op, upsample=times), resize)
         nodes.append(node)
     return drop_unused(GraphBuilder(dict(graph.values), nodes).graph(graph.inputs, graph.outputs))
+
+
+def _stays_inside(node: Node, op: Conv2D, graph: Graph) -> bool:
+    """Whether no window of a convolution reaches beyond its input, on either side: SAME may pad behind it alone."""
+    x, weights, result = (graph.values[v].shape[1:3] for v in (*node.inputs[:2], node.output))
+    return op.padding == (0, 0) and all(
+        (n - 1) * stride + (size - 1) * dilation < whole
+        for n, stride, size, dilation, whole in zip(result, op.stride, weights, op.dilation, x, strict=True)
+    )
 
 
 def _reading_from(node: Node, op: Conv2D, before: Node) -> Node:
