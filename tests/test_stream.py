@@ -13,7 +13,7 @@ import pytest
 from agreement import require_device
 
 import litegpu
-from litegpu import OptionError, TensorError, host_copy, native
+from litegpu import InvokeError, OptionError, TensorError, host_copy, native
 from litegpu.host_copy import LARGE_BYTES, copy_bytes
 from litegpu.model.builder import ModelBuilder
 from litegpu.model.types import TensorType
@@ -69,6 +69,27 @@ def test_items_are_what_calls_take(device: str) -> None:
             assert list(found) == list(want)
             for name in want:
                 np.testing.assert_array_equal(found[name], want[name])
+
+
+def test_nothing_is_begun_once_the_model_is_closed(device: str) -> None:
+    drawn: list[int] = []
+
+    def items() -> Iterator[np.ndarray]:
+        for i, x in enumerate(inputs(9)):
+            drawn.append(i)
+            yield x
+
+    model = litegpu.load(network(), device)
+    stream = model.stream(items(), 2)
+    next(stream)
+    begun = len(drawn)
+    model.close()
+    found = []
+    with pytest.raises(InvokeError, match="The model is closed"):
+        for one in stream:
+            found.append(one)
+    assert len(found) <= begun - 1 and len(drawn) <= begun + 1 + (device == "cpu")  # whose thread tells one item later
+    assert not list(stream)
 
 
 def test_an_item_may_be_changed_once_it_was_taken(device: str) -> None:

@@ -63,6 +63,8 @@ class Streamed(Protocol):
 
     def _as_result(self, arrays: Sequence[Any], wanted: Wanted | None = None) -> Any: ...
 
+    def _check_open(self) -> None: ...
+
 
 def stream(model: Streamed, items: Iterable[Any], ahead: int, wanted: Wanted | None = None) -> Iterator[Any]:
     """See LoadedModel.stream()."""
@@ -220,6 +222,7 @@ class _Overlapping:
         return len(self._busy) == self._ahead
 
     def begin(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self._model._check_open()  # the kernels here are the stream's own, and would go on
         kernel = self._free.popleft() if self._free else self._route.kernel.another()
         try:
             kernel.begin({place: arrays[name] for name, place in self._route.inputs.items()}, self._places)
