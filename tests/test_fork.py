@@ -75,6 +75,123 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     assert done.returncode == 0, done.stderr
 
 
+#: Models and interpreters of a process whose official interpreters have threads, and what their children do.
+WITH_THREADS = """
+import os, signal, sys, threading
+import numpy as np
+import litegpu
+from litegpu import Interpreter, OpResolverType
+from litegpu.delegates.cpu import CpuPartition, OfficialOptions
+from litegpu.delegates.protocol import Partition
+from litegpu.model.builder import ModelBuilder
+
+PLAIN = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES  # whose convolutions wait for all threads
+SHAPE = (1, 64, 64, 16)
+X = np.random.default_rng(0).normal(size=SHAPE).astype(np.float32)
+
+def content(keeps=False):
+    b = ModelBuilder()
+    x = b.input("x", SHAPE)
+    options = {"padding": "SAME", "stride_w": 1, "stride_h": 1, "dilation_w_factor": 1, "dilation_h_factor": 1}
+    y = b.op("CONV_2D", [x, b.constant(np.full((16, 3, 3, 16), 0.1, np.float32)), b.constant(np.zeros(16, np.float32))],
+             SHAPE, options)
+    if keeps:
+        b.variable("state", SHAPE)
+    b.output(y)
+    return b.build()
+
+def opened(resolver, keeps=False):
+    one = Interpreter(model_content=content(keeps), num_threads=4, experimental_op_resolver_type=resolver)
+    one.allocate_tensors()
+    one.set_tensor(one.get_input_details()[0]["index"], X)
+    one.invoke()
+    return one
+
+def result(one):
+    return one.get_tensor(one.get_output_details()[0]["index"])
+
+models = [litegpu.load(content(), "cpu", num_threads=4) for _ in range(3)]
+want = [model(X) for model in models][0]
+batcher = models[0].batcher(max_batch=2)
+batcher(X)
+models[1](np.concatenate([X, X]))
+plain, keeping, xnnpack = opened(PLAIN), opened(PLAIN, keeps=True), opened(OpResolverType.AUTO)
+model = litegpu.read_model(content())
+main = model.main
+partition = Partition(model, main, tuple(main.operators), tuple(main.inputs), tuple(main.outputs))
+cut = CpuPartition(partition, OfficialOptions(num_threads=4, op_resolver_type=PLAIN))
+cut.invoke([X])
+
+def close(x, y):
+    np.testing.assert_allclose(x, y, 1e-4, 1e-4)
+
+def leave():
+    pass
+
+def run():
+    for one in (plain, xnnpack):
+        close(result(one), want)  # what was computed before the fork
+        one.invoke()
+        close(result(one), want)
+    close(models[0](X), want)
+    close(cut.invoke([X])[0], want)
+
+def resize():
+    plain.resize_tensor_input(plain.get_input_details()[0]["index"], (2, *SHAPE[1:]))
+    plain.allocate_tensors()
+    plain.set_tensor(plain.get_input_details()[0]["index"], np.concatenate([X, X]))
+    plain.invoke()
+    close(result(plain)[1:], want)
+
+def keep():
+    close(result(keeping), want)
+    try:
+        keeping.invoke()
+    except litegpu.DeviceError as error:
+        assert "load it again" in str(error)
+    else:
+        raise AssertionError
+
+def forget():
+    global models, batcher, plain, cut
+    models[0].close()
+    cut.close()
+    models = batcher = plain = cut = None
+    with litegpu.load(content(), "cpu", num_threads=4) as own:
+        close(own(X), want)
+
+def grandchild():
+    run()
+    assert not status_of(run)
+
+def status_of(work):
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(60)
+        # memory of the missing threads' stacks is used for others, so that who follows pointers there crashes
+        threads = [threading.Thread(target=list, args=(range(1000),)) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        work()
+        sys.exit(0)
+    return os.waitpid(pid, 0)[1]
+
+found = {name: status_of(globals()[name]) for name in sys.argv[1:]}
+run()
+assert not any(found.values()), found
+"""
+
+
+@pytest.mark.parametrize("work", ["leave", "run", "resize", "keep", "forget", "grandchild"])
+def test_children_of_a_process_whose_cpu_models_have_threads(work: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", WITH_THREADS, work], capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 def test_what_followed_last_is_told_first() -> None:
     code = """
 import os, sys

@@ -138,6 +138,7 @@ class SignatureRunner:
 
     def _runner(self, engine: Whole) -> Any:
         """The official runner, which is kept here: while one is alive, the official interpreter counts as in use."""
+        engine.renew()
         if self._official is None or self._official[0] is not engine.official:
             self._official = engine.official, engine.official.get_signature_runner(self._signature_key)
         return self._official[1]

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
+from weakref import WeakSet
 
 import numpy as np
 from ai_edge_litert import interpreter as official
 
+from litegpu import fork
 from litegpu.background import Patient
 from litegpu.chatter import quiet
 from litegpu.delegates.aborts import WITH_XNNPACK, refuse_aborting
 from litegpu.delegates.protocol import Partition
 from litegpu.delegates.short_bias import completed
-from litegpu.errors import InvokeError, ModelError
+from litegpu.errors import ForkError, InvokeError, ModelError
 from litegpu.model.cut import called, cut
 from litegpu.model.reader import DTYPES
 from litegpu.model.state import has_resources, without_resources
@@ -23,6 +25,31 @@ from litegpu.model.types import Model, Operator, Subgraph
 PLAIN = official.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
 
 _UNRESOLVED = ("unresolved custom op", "Select TensorFlow op")
+
+#: Official interpreters with threads of their own: those of this process, and those of one that it was forked from.
+_threaded: WeakSet[Any] = WeakSet()
+_without_threads: set[Any] = set()
+
+
+@fork.in_child
+def _leave_threads() -> None:
+    for interpreter in list(_threaded):
+        fork.keep(interpreter)  # its destructor ends threads that are not here, which crashes
+        _without_threads.add(interpreter)
+    _threaded.clear()
+
+
+def lacks_threads(interpreter: Any) -> bool:
+    """Whether an official interpreter is from before a fork, and has its threads in the parent: to run it may hang."""
+    return interpreter in _without_threads
+
+
+def refuse_to_renew() -> NoReturn:
+    """Raises ForkError: an interpreter in whose place there cannot be another one."""
+    raise ForkError(
+        "this process was forked, and the threads of the model's interpreter (num_threads) are in the parent; what the "
+        "model keeps from one inference to the next cannot be had from there: load it again here"
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,8 +84,12 @@ class OfficialOptions:
         }
         with quiet():
             if self.custom_op_registerers:
-                return official.InterpreterWithCustomOps(list(self.custom_op_registerers), **arguments)  # type: ignore[no-untyped-call]
-            return official.Interpreter(**arguments)  # type: ignore[no-untyped-call]
+                made: Any = official.InterpreterWithCustomOps(list(self.custom_op_registerers), **arguments)  # type: ignore[no-untyped-call]
+            else:
+                made = official.Interpreter(**arguments)  # type: ignore[no-untyped-call]
+        if self.num_threads not in (None, 1):
+            _threaded.add(made)
+        return made
 
     @property
     def uses_xnnpack(self) -> bool:
@@ -117,27 +148,37 @@ class CpuPartition:
         for index in called(partition.model, partition.nodes):
             graph = partition.model.subgraphs[index]
             refuse_aborting(graph.operators, graph.tensors, graph.outputs, options.op_resolver_type)
-        content = cut(partition.model, subgraph.index, nodes, partition.inputs, outputs, shapes=shapes)
+        self._content = cut(partition.model, subgraph.index, nodes, partition.inputs, outputs, shapes=shapes)
         self.outputs = outputs
         self._patient = Patient()
+        # XNNPACK refuses to run what only widens constants, and a cut model has no intermediates to preserve.
+        self._options = replace(options, preserve_all_tensors=False) if partition.inputs else options.plain()
+        self._place = _place(partition.nodes)
+        self._keeps = any(subgraph.tensors[t].is_variable for o in partition.nodes for t in o.inputs if t >= 0)
+        waits = not unknown.isdisjoint(partition.inputs)
+        self._open(None if waits else [subgraph.tensors[i].shape for i in partition.inputs])
+
+    def _open(self, shapes: list[tuple[int, ...]] | None) -> None:
+        """`shapes`: of the inputs in the cut model; None if they are not known, and allocation waits for them."""
         try:
-            # XNNPACK refuses to run what only widens constants, and a cut model has no intermediates to preserve.
-            options = replace(options, preserve_all_tensors=False) if partition.inputs else options.plain()
-            self._interpreter = options.create(content=content)
-            waits = not unknown.isdisjoint(partition.inputs)
-            if not waits:
+            self._interpreter = self._options.create(content=self._content)
+            if shapes is not None:
                 with quiet():
                     self._interpreter.allocate_tensors()
         except (RuntimeError, ValueError) as error:
-            raise InvokeError(f"{_place(partition.nodes)} cannot run on the CPU: {error}") from None
+            raise InvokeError(f"{self._place} cannot run on the CPU: {error}") from None
         details = self._interpreter.get_input_details()
         self._inputs = [int(d["index"]) for d in details]
-        self._shapes = None if waits else [subgraph.tensors[i].shape for i in partition.inputs]
+        self._shapes = shapes
         self._views = [self._interpreter.tensor(d["index"]) for d in self._interpreter.get_output_details()]
 
     def invoke(self, inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
         """Views of the results; they must be gone before the next call."""
         self._patient.settle()
+        if lacks_threads(self._interpreter):
+            if self._keeps:
+                refuse_to_renew()
+            self._open(None)  # in what shapes the next lines say
         interpreter = self._interpreter
         shapes = [a.shape for a in inputs]
         if shapes != self._shapes:  # a tensor whose shape only the run decides

@@ -9,12 +9,14 @@ import numpy as np
 
 from litegpu.background import Patient
 from litegpu.chatter import quiet
+from litegpu.delegates import cpu
 from litegpu.delegates.aborts import refuse_aborting
 from litegpu.delegates.demand import check_demand, check_input_shape
 from litegpu.delegates.values import ValueChecks
 from litegpu.engines.engine import Engine, Setup, Shapes, resized
 from litegpu.errors import InvokeError, TensorError
 from litegpu.model.ops.operands import OBJECTS
+from litegpu.model.state import keeps_values
 from litegpu.model.types import Subgraph, TensorType
 
 
@@ -60,6 +62,7 @@ class Whole(Engine):
     # ------------------------------------------------------------------------------------------------ running
 
     def allocate(self) -> Engine:
+        self.renew()
         shapes = self.input_shapes()
         fitting = self.setup.options.fitting(shapes.values(), self.setup.source.operators)
         if fitting.op_resolver_type != self._options.op_resolver_type:
@@ -75,6 +78,7 @@ class Whole(Engine):
         return self
 
     def invoke(self) -> None:
+        self.renew()
         if missing := self._missing_strings & self.setup.source.read:
             raise InvokeError(f"Inputs {sorted(missing)} are strings, which have to be set before invoke()")
         self._check_values()
@@ -138,6 +142,25 @@ class Whole(Engine):
 
     def reopened(self) -> None:
         self._open(self.input_shapes())
+
+    def renew(self) -> None:
+        """Go on with another official interpreter, of the same inputs, in a child of a fork that lacks this one's
+        threads; called before what needs them, so that results from before can be read. Raises ForkError."""
+        if not cpu.lacks_threads(self._official):
+            return
+        if keeps_values(self.setup.source.model):
+            cpu.refuse_to_renew()
+        before, missing = self._official, self._missing_strings
+        has_values = self._is_allocated() and not self._is_resized
+        self._open(self.input_shapes())
+        if not has_values:
+            return
+        with quiet():
+            self._official.allocate_tensors()
+        for index in self.input_shapes():
+            if index not in missing and not self.is_constant(index):
+                self._official.set_tensor(index, before.get_tensor(index))
+        self._missing_strings = missing
 
     def described(self, details: list[dict[str, Any]], subgraph_index: int) -> list[dict[str, Any]]:
         return details
