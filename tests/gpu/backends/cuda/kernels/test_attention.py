@@ -36,27 +36,34 @@ CASES: dict[str, dict[str, Any]] = {
     "constant mask": dict(lead=(1, 2), m=20, n=65, d=16, e=16, mask=(1, 2, 20, 65), constant=True),
     "keys that count for nothing": dict(lead=(1, 2), m=20, n=200, d=16, e=16, mask=(1, 1, 1, 200), off=150),
     "fused": dict(m=20, n=65, d=16, e=16, fused=True),
+    "learnt queries": dict(lead=(1, 2), m=33, n=65, d=16, e=16, learnt="q"),
+    "learnt keys": dict(m=9, n=40, d=5, e=3, learnt="kv"),
 }  # fmt: skip
 
 
 def network(
     lead: tuple[int, int] = (1, 1), m: int = 1, n: int = 1, d: int = 1, e: int = 1, *, inner: str = "",
     shared: tuple[int, int] | None = None, mask: tuple[int, ...] | None = None, constant: bool = False, off: int = 0,
-    fused: bool = False, causal: float = 0.0, beyond: int | None = None,
+    fused: bool = False, causal: float = 0.0, beyond: int | None = None, learnt: str = "",
 ) -> tuple[Graph, list[np.ndarray]]:  # fmt: skip
-    """Those of q, k and v that are named in `inner` are doubled first, as intermediates; the first `off` keys are
-    masked out, and by `causal` those that come after a query, or more than `beyond` after it: then that is all."""
+    """Those of q, k and v that are named in `inner` are doubled first, as intermediates, those in `learnt` constant;
+    the first `off` keys are masked out, and by `causal` those that come after a query, or more than `beyond` after it:
+    then that is all."""
     rng = np.random.default_rng(0)
     builder = GraphBuilder()
     inputs, data, factors = [], [], []
     for name, shape in (("q", (*lead, m, d)), ("k", (*(shared or lead), n, d)), ("v", (*(shared or lead), n, e))):
+        values = rng.standard_normal(shape).astype(np.float32)
+        if name in learnt:
+            factors.append(builder.constant(values))
+            continue
         x = source = builder.value(shape, DType.FLOAT32)
         if name in inner:
             eye = builder.constant(2 * np.eye(shape[3], dtype=np.float32).reshape(shape[3], 1, 1, shape[3]))
             source = builder.node(Conv2D(), [x, eye], builder.value(shape, DType.FLOAT32))
         inputs.append(x)
         factors.append(source)
-        data.append(rng.standard_normal(shape).astype(np.float32))
+        data.append(values)
     if mask is not None:
         values = rng.standard_normal(mask).astype(np.float32)
         values[..., :off] = -np.inf

@@ -45,10 +45,10 @@ def test_they_compute_the_same(graph: Graph, monkeypatch: pytest.MonkeyPatch) ->
     np.testing.assert_allclose(evaluate_graph(found, given)[0], evaluate_graph(graph, given)[0], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("batch", "copied"), [(1, False), (16, True)])
-def test_estimates_tell_where_it_pays(batch: int, copied: bool) -> None:
-    """CycleGAN's layers."""
-    graph = layer(Conv2D(padding=(1, 1), border="reflect"), (3, 3), (64, 64), (64, 64), 256, batch)
+@pytest.mark.parametrize(("channels", "batch", "copied"), [(256, 1, True), (256, 16, True), (128, 1, False)])
+def test_estimates_tell_where_it_pays(channels: int, batch: int, copied: bool) -> None:
+    """CycleGAN's layers, and those of style networks."""
+    graph = layer(Conv2D(padding=(1, 1), border="reflect"), (3, 3), (64, 64), (64, 64), channels, batch)
     assert (copy_borders(graph, HOPPER) is not graph) == copied
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
+
+import numpy as np
 
 from litegpu.gpu.backends.cuda.functions import ROUGH_FUNCTIONS
 from litegpu.gpu.backends.cuda.kernels import short_attention, warpgroup_attention
@@ -12,9 +15,10 @@ from litegpu.gpu.backends.cuda.kernels.layer import LOAD
 from litegpu.gpu.backends.cuda.kernels.offer import Option, offered
 from litegpu.gpu.backends.cuda.kernels.source import float_text, native_launch
 from litegpu.gpu.backends.cuda.kernels.tile import USUAL_UNITS, most_shared_bytes
-from litegpu.gpu.graph import Attention
+from litegpu.gpu.graph import Attention, DType, Value, fits_half
 from litegpu.gpu.kernels.access import Operands
 from litegpu.gpu.kernels.context import KernelContext, Launch
+from litegpu.gpu.view import padded
 
 #: Numbers of a query, and of a value, that a warp keeps in registers.
 MOST_WIDTH = 128
@@ -40,15 +44,21 @@ def fits(depth: int, columns: int) -> bool:
 
 def build(ctx: KernelContext) -> list[Launch] | None:
     """One launch, by the kernel that is estimated, or measured, to be the fastest; None in float32, for sizes that do
-    not fit, and for operands that are constant (but for the mask)."""
+    not fit, and for constants that float16 does not have."""
     op, node = ctx.node.op, ctx.node
     assert isinstance(op, Attention)
-    if not ctx.half or any(ctx.value(v).is_constant for v in node.inputs[:3]):
+    constant = {v: ctx.value(v) for v in node.inputs[:3] if ctx.value(v).is_constant}
+    if not ctx.half or not all(x.data is not None and fits_half(x.data) for x in constant.values()):
         return None
+    learnt = {v: padded(v, x.shape, DType.FLOAT16) for v, x in constant.items()}
+    ctx = dataclasses.replace(ctx, views={**ctx.views, **learnt})
     q, k, v = (ctx.views[i] for i in node.inputs[:3])
     if not fits(k.shape[3], v.shape[3]) or not {x.dtype for x in (q, k, v)} <= set(LOAD):
         return None
-    operands: Operands = {"q": q, "k": k, "v": v}
+    operands: Operands = {
+        name: ctx.views[i] if i not in constant else _as_it_lies(constant[i])
+        for name, i in zip("qkv", node.inputs[:3], strict=True)
+    }
     mask: dict[str, int | str] = {"MASKED": 0, "MASK_PARAMETER": ""}
     if len(node.inputs) > 3:
         found = given_mask(ctx, node.inputs[3], operands)
@@ -67,6 +77,13 @@ def build(ctx: KernelContext) -> list[Launch] | None:
         options += [(cost(sizes, tile, units), make, tile) for tile in tiles[: ctx.most]]
     options.sort(key=lambda option: option[0])
     return [offered([make(ctx, one, mask, operands) for _, make, one in options[: ctx.most]])]
+
+
+def _as_it_lies(constant: Value) -> np.ndarray:
+    """The halves of a constant, as padded() has them."""
+    assert constant.data is not None
+    halves = constant.data.astype(np.float16)
+    return np.pad(halves, [(0, 0)] * 3 + [(0, -halves.shape[3] % 4)])
 
 
 @dataclass(frozen=True)

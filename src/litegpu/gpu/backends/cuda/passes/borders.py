@@ -7,16 +7,19 @@ import math
 from collections.abc import Mapping
 
 from litegpu.gpu.backends.cuda.kernels.convolution import estimate_alone
-from litegpu.gpu.graph import Conv2D, Copy, DType, Graph, GraphBuilder, Mirror, Node, Value, fits_half, replaced
+from litegpu.gpu.backends.cuda.kernels.overlapped import will_overlap
+from litegpu.gpu.backends.cuda.kernels.tile import WARPGROUP_CAPABILITY
+from litegpu.gpu.graph import Conv2D, Copy, DType, Graph, GraphBuilder, Mirror, Node, Shape, Value, fits_half, replaced
 from litegpu.gpu.lang.features import Features
 
 #: Bytes in a microsecond, read or written, of a copy.
 COPIED = 3e6
 #: Microseconds of a kernel more. (The style network at batch 1 lost 10 us by ten copies.)
 LAUNCH = 2.0
-#: What convolutions with a mirrored border take of what is estimated. (16x64x64x128 by 3x3 takes 51 us for 41.8 on an
-#: H200, 16x64x64x256 184 for 163.)
-MIRRORED = 1.2
+#: What convolutions with a mirrored border take of what is estimated, unless for a program whose kernels overlap. (On
+#: an H200 16x64x64x128 by 3x3 takes 51 us for 41.8, 16x64x64x256 184 for 136, 64x64x256 22 for 11.3: 18.7 by the other
+#: estimates.)
+MIRRORED = 1.35
 
 
 def copy_borders(graph: Graph, features: Features) -> Graph:
@@ -69,11 +72,16 @@ def _around(node: Node, values: Mapping[int, Value]) -> tuple[tuple[int, int], t
 
 def _gains(node: Node, graph: Graph, features: Features) -> bool:
     x, weights, y = (graph.values[v] for v in (*node.inputs[:2], node.output))
-    assert isinstance(node.op, Conv2D) and weights.data is not None
+    data = weights.data
+    assert isinstance(node.op, Conv2D) and data is not None
     before, after = _around(node, graph.values)
     (b, h, w, c) = x.shape
     larger = (b, before[0] + h + after[0], before[1] + w + after[1], c)
-    now = estimate_alone(node.op, x.shape, weights.data, y.shape, features)
-    then = estimate_alone(_within(node.op), larger, weights.data, y.shape, features)
+    overlapping = features.capability == WARPGROUP_CAPABILITY and will_overlap(graph)
+
+    def takes(op: Conv2D, shape: Shape) -> float:
+        return estimate_alone(op, shape, data, y.shape, features, overlapping=overlapping)
+
+    now, then = takes(node.op, x.shape), takes(_within(node.op), larger)
     copying = LAUNCH + 2 * (math.prod(x.shape) + math.prod(larger)) / COPIED
-    return then + copying <= MIRRORED * now and then < now
+    return then + copying <= (1.0 if overlapping else MIRRORED) * now and then < now
