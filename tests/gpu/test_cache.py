@@ -413,7 +413,7 @@ def test_one_entry_for_all_ways_in(tmp_path: Path, builds: list[int]) -> None:
         for options in ways:
             run(tmp_path, **options)
         for device in ("webgpu", "auto"):
-            chosen = {"backend": "webgpu"} if device == "auto" else {}
+            chosen: dict[str, Any] = {"backend": "webgpu"} if device == "auto" else {}
             with litegpu.load(network(), device, precision, serialization_dir=tmp_path, **chosen) as model:
                 model(np.zeros(SHAPE, np.float32))
         assert len(builds) == len(list(tmp_path.iterdir())) == count, precision

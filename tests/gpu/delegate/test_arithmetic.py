@@ -24,7 +24,7 @@ from litegpu.model.builder import ModelBuilder, quantized
 from litegpu.model.types import TensorType
 from litegpu.zoo import build_model
 
-INT8 = TensorType.INT8
+INT8, INT16 = TensorType.INT8, TensorType.INT16
 
 
 def layer(op: str = "FULLY_CONNECTED", weights_zero_point: int = 0) -> bytes:
@@ -106,6 +106,21 @@ def test_auto_stays_with_floats_where_products_are_in_groups(monkeypatch: pytest
         m.node("CONV_2D", [x, w, None], [y], dict(stride_h=1, stride_w=1, padding="VALID"))
         m.output(y)
         assert choose("auto", partition(m.build()), features, True).integer == integer
+
+
+def test_auto_says_what_becomes_of_16_bits() -> None:
+    m = ModelBuilder()
+    x = m.input("x", (1, 8), INT16, quantization=quantized(0.1, 0))
+    y = m.tensor((1, 8), INT16, "y", quantization=quantized(0.1, 0))
+    m.node("ADD", [x, x], [y])
+    m.output(y)
+    for asked, integer, told in (("auto", False, True), ("float", False, False), ("integer", True, False)):
+        found = choose(asked, partition(m.build()), Features(), False)
+        assert (found.integer, "16-bit tensors are computed with as real numbers" in found.why) == (integer, told)
+    plain = ModelBuilder()
+    x = plain.input("x", (1, 8), INT16)
+    plain.output(plain.op("ABS", [x], (1, 8), type=INT16))
+    assert choose("auto", partition(plain.build()), Features(), False).why == ""
 
 
 @pytest.mark.parametrize("op", ["BATCH_MATMUL", "FULLY_CONNECTED"])

@@ -34,7 +34,7 @@ class Arithmetic:
 def choose(asked: str, partition: Partition, features: Features, half: bool) -> Arithmetic:
     """What is asked for, or with "auto" the faster. `half`: floats would be float16."""
     if asked == "float" or not _has(partition, *_BYTES, *([TensorType.INT16] if asked == "integer" else [])):
-        return Arithmetic(False)
+        return Arithmetic(False, OF_WORDS if asked == "auto" and _has(partition, TensorType.INT16) else "")
     if asked == "integer":
         return Arithmetic(True)
     of_floats, (of_bytes, slow) = _cost_of_floats(features, half), _cost_of_bytes(features, partition)
@@ -56,6 +56,9 @@ FLOAT = (
     " (arithmetic='integer' equals them)"
 )
 INTEGER = "8-bit tensors are computed with in whole numbers, as on the CPU"
+OF_WORDS = (
+    "16-bit tensors are computed with as real numbers, some quanta from the CPU's (arithmetic='integer' equals them)"
+)
 
 
 _REASONS: weakref.WeakKeyDictionary[Subgraph, dict[int, str | None]] = weakref.WeakKeyDictionary()
@@ -76,10 +79,11 @@ def _reason(subgraph: Subgraph, operator: Operator) -> str | None:
 
 
 def _has(partition: Partition, *types: TensorType) -> bool:
-    """Whether the model computes with tensors of these types."""
+    """Whether the model computes with tensors of these types, 16 bits if they stand for real numbers."""
     tensors = partition.subgraph.tensors
-    touched = {t for o in partition.nodes for t in (*o.inputs, *o.outputs) if t >= 0}
-    return any(tensors[t].type in types and not tensors[t].is_constant for t in touched)
+    touched = [tensors[t] for o in partition.nodes for t in (*o.inputs, *o.outputs) if t >= 0]
+    real = (t for t in touched if t.type is not TensorType.INT16 or t.quantization is not None)
+    return any(t.type in types and not t.is_constant for t in real)
 
 
 def _cost_of_floats(features: Features, half: bool) -> float:

@@ -54,8 +54,8 @@ def join_instance_norm(graph: Graph, features: Features) -> Graph:
     elementwise nodes are fused; what is computed of that by the same node is its epilogue. Two kernels do then what
     took five or six, each of which waits for the one before; where kernels may overlap (those of native backends),
     that is a gain for images that are not small, which are read twice rather than three times, and for groups of
-    channels, whose elements lie apart in what is computed of them otherwise. Those join the moments of parts and of groups by a
-    kernel of their own, JoinedMoments."""
+    channels, whose elements lie apart in what is computed of them otherwise. Those join the moments of parts and of
+    groups by a kernel of their own, JoinedMoments."""
     own = native.of(features)
     if own is not None and not own.joins_moments(features):
         return graph

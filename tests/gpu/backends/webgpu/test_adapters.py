@@ -56,6 +56,15 @@ def test_name_and_variable_select(found: list[AdapterInfo], monkeypatch: pytest.
         choose_adapter(name="Voodoo")
 
 
+@pytest.mark.parametrize("number", ["0", "1", "15"])
+def test_a_number_is_no_name(found: list[AdapterInfo], number: str) -> None:
+    """It is in many a version, and would be taken for the second GPU."""
+    found += [_adapter("llvmpipe (LLVM 15.0.1, 256 bits)", kind="software"), _adapter("Radeon RX 7900 XTX")]
+    with pytest.raises(DeviceError, match=f"'{number}' does not name.*Radeon.*LLVM 15"):
+        choose_adapter(name=number)
+    assert choose_adapter(name="7900").name == "Radeon RX 7900 XTX"
+
+
 def test_auto_takes_opengl_only_for_a_real_gpu(found: list[AdapterInfo]) -> None:
     found.append(_adapter("llvmpipe", "gl", "software"))
     with pytest.raises(DeviceError, match="no WebGPU device was found"):

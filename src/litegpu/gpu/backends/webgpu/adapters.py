@@ -21,6 +21,8 @@ BACKENDS = ("vulkan", "metal", "d3d12", "gl")
 KINDS = ("discrete", "integrated", "unknown", "software")
 #: Part of the name of the adapter to take when the caller names none.
 ADAPTER_VARIABLE = "LITEGPU_WEBGPU_ADAPTER"
+#: Fewer and nothing else are no name: who gives a number thinks of CUDA's devices, and it is in many a driver's version.
+_DIGITS = 3
 
 #: Mesa's software driver ends all loops of a thread after so many rounds, without a word (lp_bld_limits.h).
 _LLVMPIPE_ROUNDS = 65534
@@ -66,7 +68,8 @@ def list_adapters(backend: str = "auto") -> list[AdapterInfo]:
 
 
 def choose_adapter(backend: str = "auto", name: str | None = None) -> AdapterInfo:
-    """The best adapter whose name contains `name` (any case; by default the variable LITEGPU_WEBGPU_ADAPTER, then any).
+    """The best adapter whose name contains `name` (any case; by default the variable LITEGPU_WEBGPU_ADAPTER, then any);
+    one or two digits are no name.
 
     `auto` falls back to OpenGL for a real GPU without Vulkan, Metal and Direct3D 12, never for a software renderer.
     Raises DeviceError that says what was found and what to install.
@@ -76,6 +79,11 @@ def choose_adapter(backend: str = "auto", name: str | None = None) -> AdapterInf
     if backend == "auto" and not _named(found, wanted):
         found += [adapter for adapter in list_adapters("gl") if not adapter.is_software]
     matching = _named(found, wanted)
+    if found and wanted.isdecimal() and len(wanted) < _DIGITS:
+        raise DeviceError(
+            f"{wanted!r} does not name a {_api_name(backend)} device: a number counts those of CUDA alone, as in "
+            f"'cuda:1'; give a part of the name. Found: {'; '.join(map(str, found))}"
+        )
     if matching:
         return matching[0]
     if found:
