@@ -9,7 +9,7 @@ import numpy as np
 
 from litegpu.gpu.graph import RESULT, Copy, DType, Elementwise, Expr, Literal, Op, Reshape, Shape, Step, bhwc
 from litegpu.gpu.graph import apply as fn
-from litegpu.gpu.lower.activation import activate
+from litegpu.gpu.lower.activation import BOUNDS, activate, clamp
 from litegpu.gpu.lower.constants import QUANTIZED, Array, Unsupported
 from litegpu.gpu.lower.quantization import STORED, grid_of
 from litegpu.gpu.lower.values import Values, check_rank, dtype_of, value_shape
@@ -309,9 +309,15 @@ class OpContext:
         result = self.add(op, inputs, self.intermediate(shape, dtype), epilogue, operands)
         self.copy(result, [Reshape(bhwc(shape), bhwc(self.output.shape))], self.output_value())
 
-    def activation(self, expr: Expr, dtype: DType = DType.FLOAT32) -> Expr:
-        """`expr` followed by the operator's fused activation."""
-        return activate(expr, int(self.option("fused_activation_function")), dtype, self.unit or 1.0)
+    def activation(self, expr: Expr, dtype: DType = DType.FLOAT32, *, by_xnnpack: bool = False) -> Expr:
+        """`expr` followed by the operator's fused activation; of a quantized result the limits are those that XNNPACK's
+        kernels, or the others, store."""
+        code, grid = int(self.option("fused_activation_function")), grid_of(self.output)
+        if grid is None or dtype is not DType.FLOAT32 or code not in BOUNDS:
+            return activate(expr, code, dtype, self.unit or 1.0)
+        low, high = BOUNDS[code]
+        bottom, top = (q * grid.scale / (self.unit or 1.0) for q in grid.limits(low, high, by_xnnpack=by_xnnpack))
+        return clamp(expr, None if low is None else bottom, None if high is None else top)
 
 
 #: Types of constants that say where, or how many.

@@ -82,19 +82,30 @@ def as_float(ctx: OpContext, i: int, x: QuantizedOperand) -> int:
     return ctx.elementwise(fn("to_float32", x.expr(Arg(0))), [x.value], quanta)
 
 
-def finish(ctx: OpContext, result: Expr, operands: list[int], *, activation: bool = True) -> None:
+def finish(
+    ctx: OpContext, result: Expr, operands: list[int], *, activation: bool = True, by_xnnpack: bool = False
+) -> None:
     """The operator's result are the quanta `result`, int32, within the fused activation's limits."""
     grid = grid_of(ctx.output)
     assert grid is not None
     code = int(ctx.option("fused_activation_function")) if activation else 0
-    ctx.elementwise(quanta_of(ctx, grid, result, *BOUNDS[code]), operands, ctx.output_value())
+    kept = quanta_of(ctx, grid, result, *BOUNDS[code], by_xnnpack=by_xnnpack)
+    ctx.elementwise(kept, operands, ctx.output_value())
     settle(ctx, grid)
 
 
-def quanta_of(ctx: OpContext, grid: Grid, result: Expr, low: float | None = None, high: float | None = None) -> Expr:
+def quanta_of(
+    ctx: OpContext,
+    grid: Grid,
+    result: Expr,
+    low: float | None = None,
+    high: float | None = None,
+    *,
+    by_xnnpack: bool = False,
+) -> Expr:
     """The quanta `result`, int32, as the value of the output has them, within what its grid holds and real numbers from
-    `low` to `high`. To be asked before the output's value is made."""
-    return as_kept(ctx, grid, result, *limits(grid, low, high))
+    `low` to `high`, limits of XNNPACK's kernels or of the others. To be asked before the output's value is made."""
+    return as_kept(ctx, grid, result, *grid.limits(low, high, by_xnnpack=by_xnnpack))
 
 
 def as_kept(ctx: OpContext, grid: Grid, result: Expr, bottom: int, top: int) -> Expr:
@@ -124,13 +135,7 @@ def rounded_once(
 ) -> Expr:
     """What is stored for sums, int32, times a float32 factor, within real numbers from `low` to `high`: as XNNPACK's
     kernels do it, which limit first and round then, to even numbers. `reach`: no product is larger than this."""
-
-    def nearest(bound: float) -> int:
-        found = np.rint(np.float32(bound) / np.float32(grid.scale) + np.float32(grid.zero))
-        return int(min(max(found, grid.low), grid.high)) - grid.zero
-
-    bottom = grid.low - grid.zero if low is None else nearest(low)
-    top = grid.high - grid.zero if high is None else nearest(high)
+    bottom, top = grid.limits(low, high, by_xnnpack=True)
     ctx.gives_stored = True
     scaled = fn("mul", fn("to_float32", sums), factor)
     scaled = fn("small", scaled) if reach < 2.0**20 else scaled
@@ -143,20 +148,6 @@ def settle(ctx: OpContext, grid: Grid) -> None:
         return
     ctx.unit = grid.scale
     ctx.lowering.quantized.mark(ctx.lowering.values[ctx.output.index], grid)
-
-
-def limits(grid: Grid, low: float | None, high: float | None) -> tuple[int, int]:
-    """The quanta between which real numbers from `low` to `high` lie: CalculateActivationRangeQuantized."""
-
-    def nearest(bound: float) -> int:
-        steps = float(np.float32(bound) / np.float32(grid.scale))
-        return int(math.copysign(math.floor(abs(steps) + 0.5), steps))
-
-    bottom, top = grid.low - grid.zero, grid.high - grid.zero
-    return (
-        bottom if low is None else min(max(bottom, nearest(low)), top),
-        top if high is None else max(min(top, nearest(high)), bottom),
-    )
 
 
 # ------------------------------------------------------------------------------------------ one operand
@@ -185,7 +176,7 @@ def leaky(ctx: OpContext, x: Expr, given: Grid, made: Grid) -> Expr:
     alpha = np.float32(ctx.option("alpha", 0.0))
     up = np.float32(given.scale) / np.float32(made.scale)
     down = up * alpha
-    if _by_xnnpack(ctx, _STEPS, up) and abs(down) >= 2.0**-8 and -128 < down <= 128:
+    if taken_by_xnnpack(ctx, _STEPS, up) and abs(down) >= 2.0**-8 and -128 < down <= 128:
         factors = [whole(round(float(f) * 256)) for f in (up, down)]
         factor = fn("select", fn("ge", x, whole(0)), *factors)
         return fixed.shifted_right(fn("mul", x, factor), 8)
@@ -198,7 +189,7 @@ def requantized(ctx: OpContext, x: Expr, given: Grid, made: Grid) -> Expr:
     same = (given.low, given.high) == (made.low, made.high)
     if given.scale == made.scale:
         return x
-    if same and _by_xnnpack(ctx, _STEPS, ratio):
+    if same and taken_by_xnnpack(ctx, _STEPS, ratio):
         return fixed.shifted_right(fn("mul", x, whole(round(float(ratio) * 256))), 8)
     return fixed.times(x, float(given.scale) / float(made.scale))
 
@@ -278,14 +269,15 @@ def subtracted(ctx: OpContext, x: QuantizedOperand, y: QuantizedOperand, made: G
 
 
 def _summed(ctx: OpContext, operation: str, x: QuantizedOperand, y: QuantizedOperand, made: Grid) -> bool:
-    total = _sum(ctx, operation, x.expr(Arg(0)), y.expr(Arg(1)), x.scale, y.scale, made)
+    by_xnnpack = taken_by_xnnpack(ctx, _SUMS, *(o.scale / np.float32(made.scale) for o in (x, y)))
+    total = _sum(ctx, operation, x.expr(Arg(0)), y.expr(Arg(1)), x.scale, y.scale, made, by_xnnpack)
     if total is None:
         return False
     operands = [x.value, y.value]
     if 2 in arguments(total):
         rest = np.arange(math.prod(ctx.output.shape)) >= math.prod(ctx.output.shape) - _rest(ctx)
         operands.append(ctx.builder.constant(rest.astype(np.int32).reshape(ctx.output.shape)))
-    finish(ctx, total, operands)
+    finish(ctx, total, operands, by_xnnpack=by_xnnpack)
     return True
 
 
@@ -297,13 +289,14 @@ def _rest(ctx: OpContext) -> int:
 def multiplied(ctx: OpContext, x: QuantizedOperand, y: QuantizedOperand, made: Grid) -> bool:
     factor = x.scale * y.scale / np.float32(made.scale)
     product = fn("mul", x.expr(Arg(0)), y.expr(Arg(1)))
-    by_xnnpack = _by_xnnpack(ctx, _PRODUCTS, factor)
+    by_xnnpack = taken_by_xnnpack(ctx, _PRODUCTS, factor)
     ctx.require(by_xnnpack or not ctx.lowering.integer or float(factor) < 1, NOT_KNOWN)  # the CPU's overflow 16 bits
+    nearest: Expr
     if by_xnnpack:
         nearest = fn("to_int32", fn("round", fn("mul", fn("to_float32", product), float(factor))))
-        finish(ctx, nearest, [x.value, y.value])
     else:
-        finish(ctx, fixed.times(product, float(factor)), [x.value, y.value])
+        nearest = fixed.times(product, float(factor))
+    finish(ctx, nearest, [x.value, y.value], by_xnnpack=by_xnnpack)
     return True
 
 
@@ -318,11 +311,13 @@ def rectified(ctx: OpContext, x: QuantizedOperand, slope: QuantizedOperand, made
     return True
 
 
-def _sum(ctx: OpContext, operation: str, a: Expr, b: Expr, x: np.float32, y: np.float32, made: Grid) -> Expr | None:
+def _sum(
+    ctx: OpContext, operation: str, a: Expr, b: Expr, x: np.float32, y: np.float32, made: Grid, by_xnnpack: bool
+) -> Expr | None:
     """The sum or difference: XNNPACK scales both terms with 21 bits, the other kernels first to a common scale."""
     scales = [float(x), float(y), made.scale]
     factors = [x / np.float32(made.scale), y / np.float32(made.scale)]
-    if _by_xnnpack(ctx, _SUMS, *factors):
+    if by_xnnpack:
         shift = 21 - math.frexp(float(max(factors)))[1]
         terms = [fn("mul", q, whole(round(math.ldexp(float(f), shift)))) for q, f in zip((a, b), factors, strict=True)]
         return fixed.shifted_right(fn(operation, *terms), shift)
@@ -371,7 +366,7 @@ def squared_difference(ctx: OpContext, x: QuantizedOperand, y: QuantizedOperand,
     return True
 
 
-def _by_xnnpack(ctx: OpContext, allowed: tuple[float, float], *ratios: np.float32) -> bool:
+def taken_by_xnnpack(ctx: OpContext, allowed: tuple[float, float] = (0, math.inf), *ratios: np.float32) -> bool:
     """Whether XNNPACK's kernel computes the operator: on 8 bits, if the ratios of scales are what it can do."""
     narrow = all(t.type is ctx.output.type and t.type in STORED for t in (ctx.tensor(0), ctx.output))
     grid = grid_of(ctx.output)

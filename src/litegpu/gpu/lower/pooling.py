@@ -29,16 +29,19 @@ def pool_2d(ctx: OpContext, kind: str) -> None:
     source = ctx.value(0)
     grid = grid_of(ctx.output)
     pool = Pool2D(kind, window, stride, padding)
+    within = all(s <= w for s, w in zip(stride, window, strict=True))
+    by_xnnpack = kind == "max" and within and integers.taken_by_xnnpack(ctx)
     if ctx.moves_bytes and grid is not None:
         code = int(ctx.option("fused_activation_function"))
         ctx.require(code in BOUNDS, f"the fused activation {code} of quantized pools is not known")
-        quanta = integers.quanta_of(ctx, grid, fn("sub", RESULT, whole_number(grid.zero)), *BOUNDS[code])
+        chosen = fn("sub", RESULT, whole_number(grid.zero))
+        quanta = integers.quanta_of(ctx, grid, chosen, *BOUNDS[code], by_xnnpack=by_xnnpack)
         ctx.add(pool, [source], ctx.output_value(), quanta)
         return
     whole = integers.operand(ctx, 0) if kind == "average" and grid is not None and ctx.unit is None else None
     if whole is not None and grid is not None:  # halves are rounded by what is stored
         source, ctx.unit = integers.as_float(ctx, 0, whole), grid.scale
-    result = ctx.activation(fn("sqrt", RESULT) if kind == "squares" else RESULT)
+    result = ctx.activation(fn("sqrt", RESULT) if kind == "squares" else RESULT, by_xnnpack=by_xnnpack)
     same = grid if kind == "average" and result == RESULT and grid == grid_of(ctx.tensor(0)) else None
     if same is not None and ctx.unit == same.scale and _has_no_halves(same, window, stride, x, ctx.output.shape):
         ctx.add(pool, [source], ctx.output_value(), fn("round", fn("small", RESULT)))

@@ -78,8 +78,10 @@ def product(
     x = ctx.quanta(data)
     if found is None:
         return Product(ctx, ctx.value(data), ctx.array(1), *_finished(ctx, channels, bias, data, None, None, once))
-    unit = None if x is None else grid_of(ctx.tensor(data))
-    result = _finished(ctx, channels, bias, data, found[1], None if unit is None else unit.scale, once)
+    given, made = grid_of(ctx.tensor(data)), grid_of(ctx.output)
+    by_xnnpack = given is not None and made is not None and _by_xnnpack(ctx, stored, *found, given, made, once)
+    unit = None if x is None or given is None else given.scale
+    result = _finished(ctx, channels, bias, data, found[1], unit, once, by_xnnpack)
     return Product(ctx, ctx.value(data) if x is None else x, found[0], *result)
 
 
@@ -107,10 +109,9 @@ def _of_bytes(
     zero = 0 if low >= -128 and high <= 127 else -128 - int(low) if high - low <= 255 else None
     if zero is None:
         return None
-    factors = np.float32(given.scale) * scales / np.float32(made.scale)
-    by_xnnpack = ctx.lowering.xnnpack and _fits_xnnpack(weights, array, factors, once)
+    factors = _factors(scales, given, made)
     doubles = _ratios(ctx, data, given.scale, scales, made.scale, once)
-    if by_xnnpack:
+    if _by_xnnpack(ctx, weights, array, scales, given, made, once):
         reach = _reach(ctx, bias, channels, array, factors, given)
         expr, operands = _rounded_once(ctx, bias, channels, factors, made, reach)
     else:
@@ -129,13 +130,23 @@ def _ratios(ctx: OpContext, data: int, given: float, scales: Array, made: float,
     return np.asarray(float(given) * scales.astype(np.float64) / float(made))
 
 
-def _fits_xnnpack(weights: Tensor, array: Array, factors: Array, dense: bool) -> bool:
-    """Whether XNNPACK's kernels take such weights, `array` being their quanta: of less than a byte it knows those of
-    dense layers alone, two to a byte."""
+def _factors(scales: Array, given: Grid, made: Grid) -> Array:
+    """What XNNPACK's kernels multiply sums by."""
+    return np.asarray(np.float32(given.scale) * scales / np.float32(made.scale))
+
+
+def _by_xnnpack(
+    ctx: OpContext, weights: Tensor, array: Array, scales: Array, given: Grid, made: Grid, dense: bool
+) -> bool:
+    """Whether XNNPACK's kernels, if they are used, take such weights, `array` being their quanta, between bytes: of
+    less than a byte it knows those of dense layers alone, two to a byte."""
+    if not ctx.lowering.xnnpack or max(given.bits, made.bits) > 8:
+        return False
     if QUANTIZED[weights.type] < 8 and (not dense or array.shape[-1] % 2):
         return False
     zeros = weights.quantization.zero_points if weights.quantization is not None else np.zeros(1)
     symmetric = weights.type is TensorType.UINT8 or not zeros.any()
+    factors = _factors(scales, given, made)
     return symmetric and bool(np.all((factors >= 2.0**-32) & (factors < 256)))
 
 
@@ -178,8 +189,10 @@ def _finished(
     scales: Array | None,
     unit: float | None,
     once: bool,
+    by_xnnpack: bool = False,
 ) -> tuple[Expr, list[int]]:
-    """The epilogue and its operands. `scales`: of weights that are quanta. `unit`: of data that are."""
+    """The epilogue and its operands. `scales`: of weights that are quanta. `unit`: of data that are. `by_xnnpack`:
+    whose limits the fused activation has."""
     expr: Expr = RESULT
     operands: list[int] = []
 
@@ -199,7 +212,7 @@ def _finished(
         if ctx.has(bias):
             expr = with_array("add", _integer_bias(ctx, bias, channels))
         expr = with_array("mul", np.float32(unit) * scales / np.float32(grid.scale))
-        return ctx.activation(expr), operands
+        return ctx.activation(expr, by_xnnpack=by_xnnpack), operands
     if scales is not None:
         expr = with_array("mul", scales * np.float32(1.0 if unit is None else unit))
     if ctx.has(bias) and ctx.tensor(bias).type in _INTEGERS:
@@ -209,7 +222,7 @@ def _finished(
         ctx.require(fits, f"bias of shape {list(ctx.shape(bias))} and type {ctx.tensor(bias).type.name}")
         operands.append(ctx.reshaped(ctx.value(bias), (channels,)))
         expr = fn("add", expr, Arg(len(operands)))
-    return ctx.activation(expr), operands
+    return ctx.activation(expr, by_xnnpack=by_xnnpack), operands
 
 
 def in_fixed_point(

@@ -66,6 +66,22 @@ class Grid:
             nearest = fn("round", quanta)
         return fn("min", fn("max", nearest, self.low - self.zero), self.high - self.zero)
 
+    def limits(self, low: float | None, high: float | None, *, by_xnnpack: bool = False) -> tuple[int, int]:
+        """The quanta between which real numbers from `low` to `high` are stored, as the runtime's own kernels have it
+        (CalculateActivationRangeQuantized): halves away from zero; or as XNNPACK's: what is stored, zero point
+        included, is rounded to even numbers."""
+
+        def nearest(bound: float) -> int:
+            steps = np.float32(bound) / np.float32(self.scale)
+            if by_xnnpack:
+                number = float(np.rint(steps + np.float32(self.zero)))
+            else:
+                number = float(np.copysign(np.floor(abs(np.float64(steps)) + 0.5), steps)) + self.zero
+            return int(min(max(number, self.low), self.high)) - self.zero
+
+        bottom, top = self.low - self.zero, self.high - self.zero
+        return bottom if low is None else nearest(low), top if high is None else nearest(high)
+
     @property
     def bits(self) -> int:
         return (self.high - self.low).bit_length()
