@@ -20,13 +20,14 @@ _AFTER = ("CALL", "RESUME", "JUMP_BACKWARD")
 
 class Interruptions:
     """CPython looks for signals after calls, at the beginnings of functions and on the way back of loops, and raises
-    there what their handlers raise. This raises at the `at`-th such place in the package's code, or counts them.
+    there what their handlers raise. This raises at the `at`-th such place in the package's code, or calls the `handler`
+    there, or counts them.
 
     Places in finalizers, and in what weak references call, are left out: what is raised there is printed, by CPython,
     and lost."""
 
-    def __init__(self, at: int | None = None) -> None:
-        self.at = at
+    def __init__(self, at: int | None = None, handler: Callable[[], object] | None = None) -> None:
+        self.at, self.handler = at, handler
         self.count = 0
         self.where = ""
         self._before: dict[FrameType, int] = {}
@@ -55,7 +56,9 @@ class Interruptions:
                 self.count += 1
                 if self.count == self.at:
                     self.where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}"
-                    raise KeyboardInterrupt(self.where)
+                    if self.handler is None:
+                        raise KeyboardInterrupt(self.where)
+                    self.handler()
         elif event == "return":
             self._before.pop(frame, None)
         return self._traced

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from interrupts import Interruptions
 
 import litegpu
 from litegpu import GpuDelegate, Interpreter
+from litegpu.background import settle_all
+from litegpu.engines.engine import CLOSED
 from litegpu.model.builder import ModelBuilder
 
 #: Files that were opened a moment before are closed by their finalizers, which warn.
@@ -189,6 +192,121 @@ def test_interrupted_everywhere(opened: Opened, action: str) -> None:
     assert interrupt(opened.cases()[action], 400) > 10
 
 
+# ------------------------------------------------------------------------- handlers that use what they interrupt
+
+
+def handled(action: Callable[[], object], handler: Callable[[], object], place: int) -> tuple[object, str]:
+    """What the action gives, or its InvokeError, with the handler called in its midst, and where that was. In a thread,
+    as it may hang."""
+    one, outcome = Interruptions(place, handler), []
+
+    def run() -> None:
+        try:
+            outcome.append(one.during(action))
+        except litegpu.InvokeError as error:
+            outcome.append(error)
+
+    try:
+        in_another_thread(run)
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {one.where}") from None
+    return outcome[0], one.where
+
+
+MODEL_ACTIONS: dict[str, Callable[[litegpu.LoadedModel], np.ndarray]] = {
+    "call": lambda model: model(X),
+    "other batch": lambda model: model(np.repeat(X, 2, axis=0))[:1],
+    "stream": lambda model: list(model.stream([X] * 3))[-1],
+}
+
+
+def model_on(device: str) -> litegpu.LoadedModel:
+    try:
+        model = litegpu.load(content(), device)
+    except litegpu.DeviceError as error:
+        pytest.skip(str(error))
+    model(X)
+    return model
+
+
+def places_of(action: Callable[[litegpu.LoadedModel], object], device: str) -> range:
+    with model_on(device) as model:
+        counted = Interruptions()
+        counted.during(lambda: action(model))
+    return range(1, counted.count, max(1, counted.count // PLACES))
+
+
+@pytest.mark.parametrize("action", MODEL_ACTIONS)
+@pytest.mark.parametrize("device", DEVICES)
+def test_close_in_the_midst_of_a_call(device: str, action: str) -> None:
+    act = MODEL_ACTIONS[action]
+    results = 0
+    for place in places_of(act, device):
+        model = model_on(device)
+        after: list[BaseException | None] = []
+
+        def handler(model: litegpu.LoadedModel = model, after: list[BaseException | None] = after) -> None:
+            model.close()
+            try:
+                after.append(model(X))
+            except litegpu.InvokeError as error:
+                after.append(error)
+
+        found, where = handled(lambda model=model: act(model), handler, place)  # type: ignore[misc]
+        if not where:  # it was over sooner
+            model.close()
+            continue
+        if isinstance(found, litegpu.InvokeError):
+            assert "closed" in str(found), where
+        else:
+            results += 1
+            np.testing.assert_array_equal(found, right(X), where)
+        assert "model is closed" in str(after[0]), where
+        with pytest.raises(litegpu.InvokeError, match="closed"):
+            model(X)
+        settle_all()
+        assert model.interpreter._engine is CLOSED and model._slots is None, f"not freed: {where}"
+        model.close()
+    assert results or action != "call"  # others are mostly preparation
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+@pytest.mark.parametrize("action", ["call", "other batch"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_call_in_the_midst_of_a_call(device: str, action: str, rows: int) -> None:
+    """It gives the right result, or says that it cannot; and so does what it has interrupted."""
+    act = MODEL_ACTIONS[action]
+    with model_on(device) as model:
+        for place in places_of(act, device):
+            model(X)
+
+            def handler(model: litegpu.LoadedModel = model) -> None:
+                try:
+                    inner = model(np.repeat(OTHER, rows, axis=0))[-1:]
+                except litegpu.InvokeError as error:
+                    assert "This thread is in a call of the model already" in str(error)
+                else:
+                    np.testing.assert_array_equal(inner, right(OTHER))
+                assert model.inputs
+
+            found, where = handled(lambda: act(model), handler, place)
+            np.testing.assert_array_equal(found, right(X), where)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_close_in_another_thread_waits_for_the_call(device: str) -> None:
+    model = model_on(device)
+    assert model._slots is not None
+    model._slots._inside["call"] = -1  # a thread's that never ends
+    closing = threading.Thread(target=model.close)
+    closing.start()
+    closing.join(0.2)
+    assert closing.is_alive() and model.interpreter._engine is not CLOSED
+    del model._slots._inside["call"]
+    closing.join(60)
+    assert model.interpreter._engine is CLOSED
+
+
 # ------------------------------------------------------------------------------------------------ true signals
 
 
@@ -316,3 +434,33 @@ def test_commands_end_with_130_and_one_line(tmp_path: Path, delay: float) -> Non
     child = started(COMMAND, str(delay), "benchmark", f"--graph={tmp_path / 'model.tflite'}", "--min_secs=100")
     _, errors = interrupted(child, 60)
     assert (child.returncode, errors) == (130, "litegpu: interrupted\n")
+
+
+HANDLER = """
+    import os
+    import signal
+    import sys
+    import threading
+    import litegpu
+    from test_interrupts import X, content
+    try:
+        model = litegpu.load(content(), sys.argv[1])
+    except litegpu.DeviceError as error:
+        sys.exit(print("skip", error))
+    model(X)
+    stop = []
+    signal.signal(signal.SIGINT, lambda *_: (stop.append(1), model.close()))
+    print("ready")
+    while not stop:
+        model(X)
+    print("over")
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs signals")
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_handler_closes_the_model_that_is_called(device: str) -> None:
+    child = started(HANDLER, device)
+    time.sleep(0.05)
+    out, errors = interrupted(child, 60)
+    assert out == "over\n" or "The model is closed" in errors, errors

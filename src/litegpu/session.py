@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -14,6 +15,7 @@ import numpy as np
 
 from litegpu import fork
 from litegpu.arguments import by_name, chosen_outputs, converted, count
+from litegpu.background import leave
 from litegpu.boundary import typed, typed_errors
 from litegpu.delegates.protocol import NamesDevice
 from litegpu.delegates.report import DelegationReport
@@ -29,7 +31,8 @@ from litegpu.model.mapping import check_mapped
 from litegpu.model.reader import read_model
 from litegpu.model.state import has_resources
 from litegpu.replicas import Spread
-from litegpu.slots import InterpreterSlot, KernelSlot, Slot, Slots, Wanted, most_on_cpu, most_on_gpu
+from litegpu.slots import InterpreterSlot, KernelSlot, Slot, Slots, Wanted, called_within, most_on_cpu, most_on_gpu
+from litegpu.turns import is_within
 
 if TYPE_CHECKING:
     from litegpu.batching import Batcher
@@ -195,6 +198,7 @@ class LoadedModel:
         self._ranks = tuple(len(d["shape"]) for d in inputs)
         #: Held by what changes the model; inferences run in the slots, which are ended for such.
         self._lock = threading.RLock()
+        self._changing = False  # under the lock: a call is in the middle of what another one must not see
         fork.follow(self)
         self._word = ""  # for the device, where there are several
         self._spread: Spread | None = None  # over this model and the same on other devices
@@ -208,16 +212,22 @@ class LoadedModel:
     @property
     def inputs(self) -> dict[str, dict[str, Any]]:
         """Name -> detail dictionary (shape, dtype, quantization ...), in the order of positional arguments."""
-        with self._lock:
+        with self._reading:
             details = {d["index"]: d for d in self.interpreter.get_input_details()}
         return {name: details[index] for name, index in self._inputs.items()}
 
     @property
     def outputs(self) -> dict[str, dict[str, Any]]:
         """Name -> detail dictionary, in the model's order."""
-        with self._lock:
+        with self._reading:
             details = {d["index"]: d for d in self.interpreter.get_output_details()}
         return {name: details[index] for name, index in self._outputs.items()}
+
+    @property
+    def _reading(self) -> contextlib.AbstractContextManager[object]:
+        """The lock, unless this thread is in the midst of a call, for whose end the lock's holder may wait."""
+        slots = self._slots
+        return contextlib.nullcontext() if slots is not None and slots.has_me else self._lock
 
     @property
     def report(self) -> DelegationReport:
@@ -404,20 +414,36 @@ class LoadedModel:
             if slots is None or not slots.take(arrays):
                 slots = self._opened_slots(arrays)
             results = slots.infer(arrays, names)
-            if results is not None:  # else another thread has changed the model
+            if results is not None:
                 return self._as_result(results, wanted)
+            self._check_open()  # else another thread has changed the model
 
     def _opened_slots(self, arrays: Mapping[str, np.ndarray]) -> Slots:
         """Those for inputs of such shapes."""
+        self._check_not_within()
         with self._lock:
             self._check_open()
-            if self._slots is None or not self._slots.take(arrays):
-                self._end_slots()
-                self._resize(arrays)
-                self._unbind()
-                shapes = {name: shape for name, (shape, _) in self._expected.items()}
-                self._slots = Slots(shapes, *self._first_slot(shapes))
-            return self._slots
+            try:
+                self._changing = True
+                if self._slots is None or not self._slots.take(arrays):
+                    self._end_slots()
+                    self._resize(arrays)
+                    self._unbind()
+                    shapes = {name: shape for name, (shape, _) in self._expected.items()}
+                    self._slots = Slots(shapes, *self._first_slot(shapes))
+                    if self._closed:  # by a handler, in the meantime
+                        self._slots.refuse()
+                return self._slots
+            finally:
+                self._changing = False
+
+    def _check_not_within(self) -> None:
+        """Before the lock, whose holder may wait for the call: raises InvokeError in the midst of a call of this thread
+        that what may change the model would wait for, or spoil."""
+        slots = self._slots
+        if (slots is not None and slots.has_me) or (self._changing and self._holds_lock):
+            self._check_open()
+            raise called_within()
 
     def _first_slot(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[Slot, Callable[[], Slot], int]:
         """The slot in which there is nothing but what is open, what opens another one, and how many there may be."""
@@ -477,26 +503,35 @@ class LoadedModel:
             return None
         with self._lock:
             call = self._gpu_call
-            if call is None or self._closed or self._slots is not None:
+            if call is None or self._closed or self._changing or self._slots is not None:
                 return None
-            return call.quick(args)
+            try:
+                self._changing = True
+                return call.quick(args)
+            finally:
+                self._changing = False
 
     def _call_on_gpu(self, values: Mapping[str, Any], wanted: Wanted | None) -> Any:
         """One inference on arrays on the GPU, some perhaps on the host."""
+        self._check_not_within()
         with self._lock:
             self._check_open()
-            self._end_slots()
-            call = self._gpu_call
-            if call is None or not call.takes(values):
-                call = self._gpu_call = self._prepared_gpu_call(values)
-            results = call.run(values)
+            try:
+                self._changing = True
+                self._end_slots()
+                call = self._gpu_call
+                if call is None or not call.takes(values):
+                    call = self._gpu_call = self._prepared_gpu_call(values)
+                results = call.run(values)
+            finally:
+                self._changing = False
         if wanted is not None:
             found = dict(zip(self._outputs, results, strict=True))
             results = [found[name] for name in wanted.names]
         return self._as_result(results, wanted)
 
     def _forked(self) -> None:
-        self._lock = threading.RLock()
+        self._lock, self._changing = threading.RLock(), False
         self._slots = None  # other threads' inferences go on in the parent
 
     def _check_open(self) -> None:
@@ -565,12 +600,19 @@ class LoadedModel:
 
     def close(self) -> None:
         """Free what the device holds, when the call that is running, if any, has ended; later calls raise InvokeError.
-        May be called twice."""
+        May be called twice, and in a signal handler or a finalizer in the midst of a call: then that is not waited for,
+        gives its result, and what the device holds is freed soon after."""
         self._close(wait=True)
 
     def _close(self, *, wait: bool) -> None:
         for other in self.replicas[1:]:
             other._close(wait=wait)
+        if wait and self._interrupts_call:
+            self._closed = True
+            if self._slots is not None:
+                self._slots.refuse()
+            leave(functools.partial(self._close, wait=True))
+            return
         with self._lock:
             self._closed = True
             if wait:
@@ -579,6 +621,17 @@ class LoadedModel:
             self._reopen = None
             self._gpu_call = None
             self.interpreter._close(wait=wait)
+
+    @property
+    def _interrupts_call(self) -> bool:
+        """Whether this thread is in the midst of a call of the model."""
+        slots = self._slots
+        return self._holds_lock or (slots is not None and slots.has_me) or is_within(self.interpreter._turns)
+
+    @property
+    def _holds_lock(self) -> bool:
+        """Whether this thread does."""
+        return bool(self._lock._is_owned())  # type: ignore[attr-defined]
 
     def __enter__(self) -> Self:
         return self

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from litegpu.errors import LiteGpuError
+from litegpu.errors import InvokeError, LiteGpuError
 from litegpu.model.state import keeps_values
 from litegpu.model.types import Model
 
@@ -162,7 +162,7 @@ class Slots:
         self._slots = [first]
         self._another = another
         self._most = most
-        self._inside: dict[object, None] = {}  # calls that are under way
+        self._inside: dict[object, int] = {}  # calls that are under way, and their threads
         self._ended = False
         self._growing = threading.Lock()
         self._last: dict[int, Slot] = {}  # that a thread was in, where there are several, by its number
@@ -195,18 +195,26 @@ class Slots:
 
     def _entered(self, token: object) -> Slot | None:
         """The slot for a call that is inside from now on; None if the slots have ended."""
-        self._inside[token] = None
+        thread = self._inside[token] = threading.get_ident()
         if self._ended:
             return None
-        thread = threading.get_ident()
         slot = self._last.get(thread, self._slots[0])
         if slot.busy or len(self._inside) > len(self._slots):
             slot = self._last[thread] = self._chosen(slot)
         return slot
 
+    @property
+    def has_me(self) -> bool:
+        """Whether this thread is inside: something has interrupted its call that waits for the end of it in vain."""
+        return threading.get_ident() in self._inside.values()
+
+    def refuse(self) -> None:
+        """Let nobody in any more."""
+        self._ended = True
+
     def end(self) -> None:
         """Return when nobody is inside any more, and nobody gets in. The first slot stays, the others are closed."""
-        self._ended = True
+        self.refuse()
         while self._inside:
             time.sleep(1e-4)
         self._last.clear()
@@ -230,8 +238,18 @@ class Slots:
         for slot in (last, *self._slots):
             if not slot.busy:
                 return slot
+        if list(self._inside.values()).count(threading.get_ident()) > 1:  # its own call may be what is waited for
+            raise called_within()
         self._turn += 1
         return self._slots[self._turn % len(self._slots)]
+
+
+def called_within() -> InvokeError:
+    """What a call gets that would wait for one underneath it."""
+    return InvokeError(
+        "This thread is in a call of the model already, which a signal handler or a finalizer has interrupted, and "
+        "this one would have to wait for its end: have the handler set a flag, or give it a model of its own"
+    )
 
 
 def most_on_gpu(program: Program) -> int:

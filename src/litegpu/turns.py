@@ -154,6 +154,11 @@ def exclusive(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S,
     return cast("Callable[Concatenate[S, P], R]", guarded)
 
 
+def is_within(turns: Turns) -> bool:
+    """Whether this thread is inside."""
+    return turns.inside.get(_OWNER) == threading.get_ident()
+
+
 def wait_until_free(turns: Turns) -> None:
     """Sleep while another thread is inside."""
     me = threading.get_ident()
