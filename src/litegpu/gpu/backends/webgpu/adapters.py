@@ -21,7 +21,7 @@ BACKENDS = ("vulkan", "metal", "d3d12", "gl")
 KINDS = ("discrete", "integrated", "unknown", "software")
 #: Part of the name of the adapter to take when the caller names none.
 ADAPTER_VARIABLE = "LITEGPU_WEBGPU_ADAPTER"
-#: Fewer and nothing else are no name: who gives a number thinks of CUDA's devices, and it is in many a driver's version.
+#: Fewer and nothing else are no name: a number is meant as of CUDA's devices, and is in many a driver's version.
 _DIGITS = 3
 
 #: Mesa's software driver ends all loops of a thread after so many rounds, without a word (lp_bld_limits.h).
