@@ -226,7 +226,9 @@ class Kernel:
 
 
 def overlapping(ahead: int, made: list[Kernel], *fails: int) -> _Overlapping:
-    model: Any = SimpleNamespace(_as_result=lambda arrays, wanted: [float(a[0]) for a in arrays])
+    model: Any = SimpleNamespace(
+        _as_result=lambda arrays, wanted: [float(a[0]) for a in arrays], _check_open=lambda: None
+    )
     route = Route(Kernel(made, fails), {"x": 7}, {"double": 1, "more": 0})  # type: ignore[arg-type]
     return _Overlapping(model, route, ((1,),), ahead)
 
