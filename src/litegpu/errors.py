@@ -67,7 +67,8 @@ class SoftwareDeviceError(DeviceError):
 
 
 class ForkError(DeviceError):
-    """This process was forked from one that had used a GPU, and therefore cannot use it."""
+    """This process was forked, and what is asked for stayed behind: a GPU that the process before it had used, or what
+    a model on the CPU keeps, whose threads are there."""
 
 
 class DelegateTypeError(DelegateError, AttributeError):

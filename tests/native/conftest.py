@@ -15,6 +15,6 @@ def library() -> native.NativeLibrary:
             compiling.compiler()
         except compiling.CompilerError as error:
             pytest.skip(str(error))
-        assert not native.library.usable(), native.problem()
+        assert not native.loading.usable(), native.problem()
         pytest.skip(native.problem())
     return found

@@ -65,7 +65,7 @@ def test_the_command(library: native.NativeLibrary, tmp_path: Path) -> None:
 
 def test_another_version(library: native.NativeLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
     """A library that knows another number of Python's functions is none."""
-    monkeypatch.setattr(native.library, "_PYTHON", ("PyEval_SaveThread",))
+    monkeypatch.setattr(native.loading, "_PYTHON", ("PyEval_SaveThread",))
     with pytest.raises(OSError, match="of another version of litegpu"):
         native.NativeLibrary(library.path)
 

@@ -8,7 +8,7 @@ import threading
 
 from litegpu import fork
 from litegpu.native.compiling import CompilerError
-from litegpu.native.library import NativeLibrary, opened, processors, usable
+from litegpu.native.loading import NativeLibrary, opened, processors, usable
 
 __all__ = ["VARIABLE", "NativeLibrary", "build", "find", "prepare", "problem", "processors"]
 

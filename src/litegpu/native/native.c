@@ -1,4 +1,4 @@
-/* What library.py calls at the beginning, and what tests and benchmarks ask. */
+/* What loading.py calls at the beginning, and what tests and benchmarks ask. */
 
 #include "native.h"
 

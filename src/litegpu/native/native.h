@@ -40,7 +40,7 @@ PUBLIC int litegpu_rounds(void);
 /* The one or the other, by several threads where that is quicker. */
 void litegpu_stage_large(void *to, const void *from, size_t bytes, int rounded);
 
-/* As library.py gets to know it: `processors` that this process may use. Once more in the child of a fork, where the
+/* As loading.py gets to know it: `processors` that this process may use. Once more in the child of a fork, where the
    threads of the parent do not wait. */
 void litegpu_baton_start(int processors);
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -137,10 +138,7 @@ def _with_padding(node: Node, pad: Pad, graph: Graph, source: Node | None) -> Op
     shape, result = (graph.values[v] for v in (node.inputs[0], node.output))
     if _may_pass_over(op, pad, source, shape.dtype):
         return dataclasses.replace(op, padding=padding)
-    covered = all(
-        (n - 1) * stride + size <= whole
-        for n, stride, size, whole in zip(result.shape[1:3], op.stride, op.window, shape.shape[1:3], strict=True)
-    )
+    covered = _reach_no_further(result.shape[1:3], op.stride, op.window, (1, 1), shape.shape[1:3])
     counts = op.kind == "max" or (op.kind == "average" and pad.fill == 0)
     if op.padding != (0, 0) or not covered or not counts or shape.dtype is not DType.FLOAT32:
         return None
@@ -208,10 +206,15 @@ def absorb_border(graph: Graph) -> Graph:
 def _stays_inside(node: Node, op: Conv2D, graph: Graph) -> bool:
     """Whether no window of a convolution reaches beyond its input, on either side: SAME may pad behind it alone."""
     x, weights, result = (graph.values[v].shape[1:3] for v in (*node.inputs[:2], node.output))
-    return op.padding == (0, 0) and all(
-        (n - 1) * stride + (size - 1) * dilation < whole
-        for n, stride, size, dilation, whole in zip(result, op.stride, weights, op.dilation, x, strict=True)
-    )
+    return op.padding == (0, 0) and _reach_no_further(result, op.stride, weights, op.dilation, x)
+
+
+def _reach_no_further(
+    counts: Sequence[int], strides: Sequence[int], windows: Sequence[int], dilations: Sequence[int], ends: Sequence[int]
+) -> bool:
+    """Whether windows that begin at 0, so many along each axis, end there at the latest."""
+    each = zip(counts, strides, windows, dilations, ends, strict=True)
+    return all((n - 1) * stride + (size - 1) * dilation < end for n, stride, size, dilation, end in each)
 
 
 def _reading_from(node: Node, op: Conv2D, before: Node) -> Node:

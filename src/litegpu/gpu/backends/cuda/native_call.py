@@ -65,7 +65,7 @@ class _Call(ctypes.Structure):
 class SessionParts(NamedTuple):
     """Of a session: what its native calls are made of."""
 
-    library: NativeLibrary
+    native: NativeLibrary
     device: CudaDeviceBase
     program: Program
     memory: SessionMemory

@@ -37,7 +37,7 @@ class PlainCalls:
         ports = list(enumerate(parts.program.inputs))
         self._large = [i for i, port in ports if port.nbytes >= _LEAST_IN_PLACE]
         rounded = [i for i, port in ports if port.rounded and port.nbytes >= LEAST_ROUNDED]
-        self._rounded = rounded if parts.library.rounds else []
+        self._rounded = rounded if parts.native.rounds else []
         self._count = 0
         self._times: Callable[[], dict[str, float]] | None = None  # of the last inference, that nobody has asked for
 

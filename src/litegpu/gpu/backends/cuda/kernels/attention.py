@@ -15,8 +15,8 @@ from litegpu.gpu.backends.cuda.kernels.layer import LOAD
 from litegpu.gpu.backends.cuda.kernels.offer import Option, offered
 from litegpu.gpu.backends.cuda.kernels.source import float_text, native_launch
 from litegpu.gpu.backends.cuda.kernels.tile import USUAL_UNITS, most_shared_bytes
-from litegpu.gpu.graph import Attention, DType, Value, fits_half
-from litegpu.gpu.kernels.access import Operands
+from litegpu.gpu.graph import Attention, DType, fits_half
+from litegpu.gpu.kernels.access import Operands, pack
 from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.view import padded
 
@@ -56,7 +56,7 @@ def build(ctx: KernelContext) -> list[Launch] | None:
     if not fits(k.shape[3], v.shape[3]) or not {x.dtype for x in (q, k, v)} <= set(LOAD):
         return None
     operands: Operands = {
-        name: ctx.views[i] if i not in constant else _as_it_lies(constant[i])
+        name: ctx.views[i] if (data := ctx.value(i).data) is None else pack(data).astype(np.float16)
         for name, i in zip("qkv", node.inputs[:3], strict=True)
     }
     mask: dict[str, int | str] = {"MASKED": 0, "MASK_PARAMETER": ""}
@@ -77,13 +77,6 @@ def build(ctx: KernelContext) -> list[Launch] | None:
         options += [(cost(sizes, tile, units), make, tile) for tile in tiles[: ctx.most]]
     options.sort(key=lambda option: option[0])
     return [offered([make(ctx, one, mask, operands) for _, make, one in options[: ctx.most]])]
-
-
-def _as_it_lies(constant: Value) -> np.ndarray:
-    """The halves of a constant, as padded() has them."""
-    assert constant.data is not None
-    halves = constant.data.astype(np.float16)
-    return np.pad(halves, [(0, 0)] * 3 + [(0, -halves.shape[3] % 4)])
 
 
 @dataclass(frozen=True)

@@ -92,15 +92,22 @@ def fastest(ctx: KernelContext, layer: Layer, where: Where | None = None) -> Lau
     """The convolution by the tile, block of pixels or division of few rows that is estimated to be the fastest, with
     others if some are to be measured. `where`: as for native_launch, if the layer's output is a part of the node's."""
     layer = _of_wider_pixels(layer, ctx.features)
-    units, kernels = ctx.features.compute_units, _kernels(layer, ctx.features)
+    units = ctx.features.compute_units
     together = ctx.features.capability == WARPGROUP_CAPABILITY and will_overlap(ctx.graph)
-    if together:  # where it was not measured
-        kernels = [kernel for kernel in kernels if kernel[1] is not pingpong.launch]
-    first = _cheapest(layer, kernels, units)
-    if layer.half and together and layer.gate is None:  # gates were not measured
-        kernels, first = _overlapping(layer, kernels, first, ctx.features)
+    kernels, first = _chosen(layer, ctx.features, together)
     options = [(of(layer, one, units), make, one) for of, make, found in kernels for one in found[: ctx.most]]
     return cheapest(ctx, layer, options, where, first=first)
+
+
+def _chosen(layer: Layer, features: Features, overlapping: bool) -> tuple[list[_Kernel], Option]:
+    """All kernels, and what to take of them: of a program whose kernels overlap, or one whose do not."""
+    kernels = _kernels(layer, features)
+    if overlapping:  # where it was not measured
+        kernels = [kernel for kernel in kernels if kernel[1] is not pingpong.launch]
+    first = _cheapest(layer, kernels, features.compute_units)
+    if layer.half and overlapping and layer.gate is None:  # gates were not measured
+        return _overlapping(layer, kernels, first, features)
+    return kernels, first
 
 
 def _of_wider_pixels(layer: Layer, features: Features) -> Layer:
@@ -116,12 +123,13 @@ def estimate(layer: Layer, features: Features) -> float:
     units = features.compute_units
     tiles, others = _options(layer, features)
     found = [of(layer, some[0], units) for of, _, some in others if some]
-    product = product_of(layer, features.capability)
-    return min([_of_windows(product, features) * cost(product, tiles[0], units), *found])
+    return min([_tile_cost(product_of(layer, features.capability), tiles[0], features), *found])
 
 
-def _of_windows(product: TileProduct, features: Features) -> float:
-    return WINDOWS if product.windowed and product.half and features.capability == WARPGROUP_CAPABILITY else 1.0
+def _tile_cost(product: TileProduct, tile: WorkgroupTile, features: Features) -> float:
+    """cost(), and what it does not know of windows."""
+    windows = product.windowed and product.half and features.capability == WARPGROUP_CAPABILITY
+    return cost(product, tile, features.compute_units) * (WINDOWS if windows else 1.0)
 
 
 def estimate_alone(
@@ -130,10 +138,7 @@ def estimate_alone(
     """estimate() of a convolution in float16 of dense values of these shapes, with nothing in front and behind; or that
     of a program whose kernels overlap."""
     layer = Layer(op, padded(0, source, DType.FLOAT16), weights, target, True)
-    if not overlapping:
-        return estimate(layer, features)
-    kernels = [kernel for kernel in _kernels(layer, features) if kernel[1] is not pingpong.launch]
-    return _overlapping(layer, kernels, _cheapest(layer, kernels, features.compute_units), features)[1][0]
+    return _chosen(layer, features, overlapping)[1][0] if overlapping else estimate(layer, features)
 
 
 def _options(layer: Layer, features: Features) -> tuple[Sequence[WorkgroupTile], list[_Kernel]]:
@@ -173,7 +178,7 @@ def _kernels(layer: Layer, features: Features) -> list[_Kernel]:
 
     def of_tile(layer: Layer, tile: WorkgroupTile, units: int) -> float:
         gathering = GATHERED * -(-layer.depth // tile.depth) if gathered else 0.0
-        return _of_windows(product, features) * cost(product, tile, units) + residual + gathering
+        return _tile_cost(product, tile, features) + residual + gathering
 
     return [(of_tile, launch, tiles), *others]
 
