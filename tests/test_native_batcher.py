@@ -600,6 +600,7 @@ def _ran(script: str) -> str:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork()")
 def test_forked_in_the_middle() -> None:
     told = _ran("""
+        given = inputs(0)  # not in a child: NumPy imports its numbers when they are first asked for, under a lock
         for thread in threads: thread.start()
         for _ in range(5):
             time.sleep(0.02)
@@ -607,7 +608,7 @@ def test_forked_in_the_middle() -> None:
             if not child:
                 for way in (batcher, batcher.submit):
                     try:
-                        way(*inputs(0))
+                        way(*given)
                     except ForkError as error:
                         print("ForkError", "make one here" in str(error), flush=True)
                 str(batcher.statistics)
