@@ -8,7 +8,7 @@ import numpy as np
 
 from litegpu.gpu.evaluate.expressions import NUMPY, Array, evaluate_expr
 from litegpu.gpu.evaluate.ops import apply_step, evaluate_op
-from litegpu.gpu.graph import Elementwise, Graph, Node
+from litegpu.gpu.graph import Elementwise, Graph, MomentsConv2D, Node
 from litegpu.gpu.graph.parts import as_parts, has_parts
 
 __all__ = ["NUMPY", "Array", "apply_step", "evaluate_expr", "evaluate_graph", "evaluate_node"]
@@ -34,12 +34,21 @@ def evaluate_node(node: Node, values: Mapping[int, Array], graph: Graph) -> Arra
     operands = [_computed(values[v]) for v in node.operands]
     with np.errstate(all="ignore"):
         if not isinstance(node.op, Elementwise):
+            operands = _with_normalised(node, operands)
             operands.insert(0, evaluate_op(node.op, [_computed(values[v]) for v in node.inputs], output.shape))
         result = evaluate_expr(node.epilogue, operands)
         if output.dtype.is_narrow:
             limits = np.iinfo(NUMPY[output.dtype])
             result = np.clip(result, limits.min, limits.max)
         return np.broadcast_to(result, output.shape).astype(NUMPY[output.dtype])
+
+
+def _with_normalised(node: Node, operands: list[Array]) -> list[Array]:
+    """The operands, of which the node may normalise one."""
+    if not isinstance(node.op, MomentsConv2D) or node.op.norm is None or not node.op.operand:
+        return operands
+    at = node.op.operand - 1
+    return [*operands[:at], evaluate_op(node.op.norm, [operands[at]], operands[at].shape), *operands[at + 1 :]]
 
 
 def _computed(x: Array) -> Array:

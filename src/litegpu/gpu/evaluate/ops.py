@@ -45,6 +45,7 @@ from litegpu.gpu.graph import (
     MeanConv2D,
     Mirror,
     Moments,
+    MomentsConv2D,
     Pad,
     PairConv2D,
     PointwiseConv2D,
@@ -53,6 +54,7 @@ from litegpu.gpu.graph import (
     Reduce,
     Reshape,
     Resize2D,
+    RowMoments,
     SeparableConv2D,
     Shape,
     Slice,
@@ -106,6 +108,9 @@ def evaluate_op(op: Any, inputs: list[Array], shape: Shape) -> Array:
         case PointwiseConv2D(prologue, stride):
             ready = np.broadcast_to(evaluate_expr(prologue, [inputs[0], *inputs[2:]]), inputs[0].shape)
             return conv2d(Conv2D(stride), ready, inputs[1], shape)
+        case MomentsConv2D(norm, operand):
+            x = inputs[0] if norm is None or operand else evaluate_op(norm, [inputs[0]], inputs[0].shape)
+            return conv2d(Conv2D(), x, inputs[1], shape)
         case PairConv2D(inner, norm):
             x, weights, bias, last = inputs
             x = x if norm is None else evaluate_op(norm, [x], x.shape)
@@ -181,6 +186,8 @@ def evaluate_op(op: Any, inputs: list[Array], shape: Shape) -> Array:
             return np.asarray(left / np.sqrt((left * left).mean(3, keepdims=True) + epsilon), np.float32)
         case Moments(parts):
             return _moments(inputs[0].astype(np.float64), parts)
+        case RowMoments(columns):
+            return _row_moments(inputs[0].astype(np.float64), columns)
         case JoinedMoments(pixels, groups):
             return _joined_moments(inputs[0].astype(np.float64), pixels, groups)
         case InstanceNorm(epsilon):
@@ -209,6 +216,12 @@ def _moments(x: Array, parts: int) -> Array:
     means = np.stack([piece.mean(1) for piece in pieces], 1)
     squares = [((piece - means[:, i, None]) ** 2).sum(1) for i, piece in enumerate(pieces)]
     return np.asarray(np.stack([means, np.stack(squares, 1)], 2), np.float32)
+
+
+def _row_moments(x: Array, columns: int) -> Array:
+    begins = range(0, x.shape[3], columns)
+    sums = [np.add.reduceat(of, begins, axis=3) for of in (x, x * x)]
+    return np.asarray(np.stack(sums, 4).reshape(*x.shape[:3], -1), np.float32)
 
 
 def _joined_moments(moments: Array, pixels: int, groups: int) -> Array:

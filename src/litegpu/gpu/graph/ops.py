@@ -78,6 +78,17 @@ class PointwiseConv2D:
 
 
 @dataclass(frozen=True)
+class MomentsConv2D:
+    """inputs: x [B,H,W,I], weights [O,1,1,I], then with a `norm` the RowMoments of what it normalises: of x or, if
+    `operand` is not 0, of that operand (the number of an Arg), which is as large as the result: the 1x1 convolution of
+    x, or of x normalised, with an epilogue that finds the operand normalised. Its kernel stores the RowMoments of
+    its result, too, where a node asks for them. Made by a pass, for devices with such a kernel."""
+
+    norm: LayerNorm | None = None
+    operand: int = 0
+
+
+@dataclass(frozen=True)
 class MeanConv2D:
     """inputs: x [1,H,W,I], weights [O,1,1,I], then the other arguments of `inner`, all constant, these of one pixel ->
     [1,1,parts,O]: numbers whose sums over the parts are the mean over H and W of `inner` of the 1x1 convolution
@@ -343,6 +354,14 @@ class Moments:
 
 
 @dataclass(frozen=True)
+class RowMoments:
+    """inputs: x [B,H,W,C] -> [B,H,W,2*parts]: of each `columns` channels of a pixel (the last ones may be fewer) the
+    sum, and that of their squares. Made by a pass, of what a MomentsConv2D gives, whose kernel stores both."""
+
+    columns: int
+
+
+@dataclass(frozen=True)
 class JoinedMoments:
     """inputs: the Moments [B,parts,2,C] of `pixels` of an image -> [B,1,2,C], its Moments in one part, where each
     channel has the mean of `groups` equal parts of the channels that it is one of, and the sum of the squares of what
@@ -409,8 +428,8 @@ class Custom:
 
 Op = (
     Elementwise | Conv2D | DepthwiseConv2D | SeparableConv2D | PointwiseConv2D | PairConv2D | PooledConv2D
-    | InvertedConv2D | MeanConv2D | Squeeze | Excite | TransposeConv2D
-    | MatMul | Pool2D | Resize2D | Reduce | ArgReduce | LayerNorm | Moments
+    | MomentsConv2D | InvertedConv2D | MeanConv2D | Squeeze | Excite | TransposeConv2D
+    | MatMul | Pool2D | Resize2D | Reduce | ArgReduce | LayerNorm | Moments | RowMoments
     | JoinedMoments | InstanceNorm | Softmax
     | Attention | Copy | Concat | Gather | Custom
     | IntegerConv2D | IntegerDepthwiseConv2D | IntegerInvertedConv2D | IntegerSeparableConv2D | IntegerTransposeConv2D

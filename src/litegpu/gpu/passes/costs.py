@@ -17,6 +17,7 @@ from litegpu.gpu.graph import (
     InvertedConv2D,
     MatMul,
     MeanConv2D,
+    MomentsConv2D,
     Node,
     PairConv2D,
     PointwiseConv2D,
@@ -45,7 +46,7 @@ def _flops(graph: Graph, node: Node) -> int:
     shapes = [graph.values[v].shape for v in node.inputs]
     output = graph.values[node.output].elements
     match node.op:
-        case Conv2D() | PointwiseConv2D():
+        case Conv2D() | PointwiseConv2D() | MomentsConv2D():
             return 2 * output * math.prod(shapes[1][1:])
         case PairConv2D():
             pixels = math.prod(graph.values[node.output].shape[:3])

@@ -22,6 +22,7 @@ from litegpu.gpu.graph import (
     InvertedConv2D,
     MatMul,
     MeanConv2D,
+    MomentsConv2D,
     Node,
     PairConv2D,
     PointwiseConv2D,
@@ -44,8 +45,8 @@ _STEPPING = frozenset(("floor", "ceil", "round", "sign", "to_int32", "to_bool", 
 _CHOOSING = frozenset(("min", "max", "neg", "abs", "select"))
 #: Work that float16 is asked for.
 PRODUCTS = (
-    Conv2D, DepthwiseConv2D, SeparableConv2D, PointwiseConv2D, PairConv2D, PooledConv2D, InvertedConv2D,
-    MeanConv2D, Squeeze, TransposeConv2D, MatMul, Attention, Custom,
+    Conv2D, DepthwiseConv2D, SeparableConv2D, PointwiseConv2D, PairConv2D, PooledConv2D, MomentsConv2D,
+    InvertedConv2D, MeanConv2D, Squeeze, TransposeConv2D, MatMul, Attention, Custom,
 )  # fmt: skip
 _WHY = "it is compared with another value, and both have to be rounded alike"
 

@@ -18,9 +18,11 @@ from litegpu.gpu.graph import (
     JoinedMoments,
     MeanConv2D,
     Moments,
+    MomentsConv2D,
     Node,
     Op,
     Reduce,
+    RowMoments,
     Slice,
     Squeeze,
     Value,
@@ -28,7 +30,7 @@ from litegpu.gpu.graph import (
 from litegpu.gpu.view import View, follow, inverse, packed, padded
 
 #: Whose results are sums, which may exceed what float16 holds.
-_SUMS = (Reduce, Moments, JoinedMoments, Squeeze, MeanConv2D)
+_SUMS = (Reduce, Moments, RowMoments, JoinedMoments, Squeeze, MeanConv2D)
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,6 +172,8 @@ class _Layout:
         value = self.builder.values[v]
         if v in self.views or value.is_constant or v not in self.producer or v in self.graph.outputs:
             return False
+        if isinstance(self.producer[v].op, MomentsConv2D):
+            return False  # its kernel stores rows side by side
         if v in self.exact and view.dtype is DType.FLOAT16:
             return False
         if view.dtype.is_narrow and not (view.vector and view.whole_quads):

@@ -26,6 +26,7 @@ from litegpu.gpu.graph import (
     LayerNorm,
     Literal,
     MatMul,
+    MomentsConv2D,
     Node,
     PairConv2D,
     PointwiseConv2D,
@@ -60,8 +61,8 @@ Growth = tuple[float, float, int]
 _SAFE = {"sigmoid": (0.0, 1.0), "tanh": (-1.0, 1.0), "sin": (-1.0, 1.0), "cos": (-1.0, 1.0), "erf": (-1.0, 1.0)}
 _ANYTHING = (-math.inf, math.inf)
 _LINEAR = (
-    Conv2D, DepthwiseConv2D, SeparableConv2D, PointwiseConv2D, PairConv2D, PooledConv2D, InvertedConv2D,
-    TransposeConv2D, MatMul,
+    Conv2D, DepthwiseConv2D, SeparableConv2D, PointwiseConv2D, PairConv2D, PooledConv2D, MomentsConv2D,
+    InvertedConv2D, TransposeConv2D, MatMul,
 )  # fmt: skip
 
 

@@ -44,6 +44,7 @@ from litegpu.gpu.graph import (
     Lookup,
     MatMul,
     Mirror,
+    MomentsConv2D,
     Node,
     Pad,
     PairConv2D,
@@ -211,6 +212,9 @@ def _of_result(graph: Graph, node: Node, inputs: Sequence[Size]) -> Size:
             x = x if node.op.norm is None else _UNIT
             ready = _of_expression(prologue, [x, *inputs[2:]], [DType.FLOAT32] * (len(inputs) - 1))
             return _of_convolution(values[1].data, ready, 1, 1.0)
+        case MomentsConv2D(norm, operand):
+            assert values[1].data is not None
+            return _of_convolution(values[1].data, x if norm is None or operand else _UNIT, 1, 1.0)
         case PairConv2D(inner, norm):
             assert values[1].data is not None and values[3].data is not None
             within = _of_convolution(values[1].data, x if norm is None else _UNIT, 1, 1.0)

@@ -44,6 +44,7 @@ from litegpu.gpu.backends.cuda.passes.phases import join_phases
 from litegpu.gpu.backends.cuda.passes.places import join_places
 from litegpu.gpu.backends.cuda.passes.pooled import join_pooled
 from litegpu.gpu.backends.cuda.passes.prologue import join_prologues
+from litegpu.gpu.backends.cuda.passes.row_moments import tell_moments
 from litegpu.gpu.backends.cuda.passes.row_norm import join_row_norms
 from litegpu.gpu.backends.cuda.passes.scaled import join_scaled
 from litegpu.gpu.backends.cuda.passes.separable import join_separable
@@ -80,10 +81,12 @@ _LAUNCHES: dict[type[graph.Op], Callable[[KernelContext], list[Launch] | None]] 
     graph.JoinedMoments: moments.build,
     graph.MatMul: matmul.build,
     graph.MeanConv2D: mean.build,
+    graph.MomentsConv2D: pointwise.build_with_moments,
     graph.PairConv2D: pair.build,
     graph.PointwiseConv2D: pointwise.build,
     graph.Pool2D: pool.build,
     graph.PooledConv2D: pooled.build,
+    graph.RowMoments: pointwise.nothing,
     graph.SeparableConv2D: separable.build,
     graph.Squeeze: squeeze.build,
     graph.TransposeConv2D: transpose.build,
@@ -121,6 +124,7 @@ class CudaNative:
             join_excitations(fold_affine(join_places(join_mixing(graph, features), features)), features), features
         )
         graph = join_prologues(join_separable(graph))
+        graph = tell_moments(graph, features)
         graph = join_normed(join_pairs(join_row_norms(graph, features), features), features)
         return join_pooled(join_moves(graph), features)
 

@@ -102,12 +102,12 @@ def test_what_is_loaded_early_is_constant(name: str) -> None:
     assert "_OPERANDS(" not in before
 
 
-def without_prologues(text: str) -> str:
-    """What is left where PROLOGUE is not defined, but for what stands in its place."""
+def without_own_copies(text: str) -> str:
+    """What is left where neither PROLOGUE nor FETCHED_AT is defined, but for what stands in their place."""
     kept, opened = [], []
     for line in text.splitlines(keepends=True):
         if line.startswith("#if"):
-            opened.append("PROLOGUE" in line)
+            opened.append("PROLOGUE" in line or "FETCHED_AT" in line)
         if not any(opened):
             kept.append(line)
         if line.startswith("#endif"):
@@ -117,9 +117,10 @@ def without_prologues(text: str) -> str:
 
 def test_shared_memory_is_awaited_where_it_is_read() -> None:
     """Between a wait for copies and the first use of what they brought there is a barrier, of the workgroup or of the
-    team: others have copied too. A prologue is for what the thread has copied itself."""
+    team: others have copied too. A prologue, and what is fetched for an epilogue, is what the thread has copied
+    itself."""
     for name, whole in TEXTS.items():
-        text = without_prologues(whole)
+        text = without_own_copies(whole)
         for found in re.finditer(r"copies_wait<[^>]*>\(\);\n((?: +[^\n]*\n|#[^\n]*\n){1,4})", text):
             assert "__syncthreads();" in found[1] or "team_sync(" in found[1], f"{name}: {found[0]}"
 

@@ -11,6 +11,11 @@ INLINE void copy16(unsigned at, const void* from, bool real) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(at)), "l"(from), "r"(real ? 16 : 0)
                : "memory");
 }
+// The same, of 128 bytes that come to the second cache together.
+INLINE void copy16_of_line(unsigned at, const void* from, bool real) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(at)), "l"(from), "r"(real ? 16 : 0)
+               : "memory");
+}
 INLINE void copy8(unsigned at, const void* from, bool real) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared_address(at)), "l"(from), "r"(real ? 8 : 0)
                : "memory");

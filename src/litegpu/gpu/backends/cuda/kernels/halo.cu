@@ -243,9 +243,12 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS EPILOGUE_BUFFE
           most[n][i] = larger(half ? high : low, __shfl_xor_sync(~0u, half ? low : high, 4));
         }
 #pragma unroll
-      for (unsigned run = 0; run < RUNS; run++)
-        store_run(places, channels, run * RUN_QUADS, Row{}, most + run * RUN_QUADS * 2, 0, pixel,
-                  quad_of(column * (BN / 4), lane, run));
+      for (unsigned run = 0; run < RUNS; run++) {
+        const Plain plain;
+        const unsigned quad = quad_of(column * (BN / 4), lane, run);
+        store_run(channels, run * RUN_QUADS, Row{}, most + run * RUN_QUADS * 2, 0, result_at(places, pixel, quad),
+                  pixel < PIXELS && quad < QUADS, plain, 0);
+      }
 #elif defined(RUN)
       const unsigned pixels[2] = {pixel_at(own + m * 64 + lane / 4), pixel_at(own + m * 64 + lane / 4 + 8)};
       Row rows[2][RUNS];

@@ -73,6 +73,20 @@ class NormBehind:
     depth: int
 
 
+@dataclass(frozen=True, eq=False)
+class ToldNorm:
+    """`op` over `depth` channels of rows whose sums, and those of their squares, of so many `parts` each, are told in
+    `moments`: of the input's (the weights are those of row_norm.folded(), without the factor `scale`) or, of the
+    epilogue's operands, of number `operand`."""
+
+    op: LayerNorm
+    depth: int
+    parts: int
+    moments: View
+    operand: int = 0
+    scale: float = 1.0
+
+
 def _difference(dtype: DType, zero_point: int) -> str:
     """A stored number less the zero point, as a float. Its bits, those of a number from 0 on, become the last ones of
     2^23 and that number: of conversions a multiprocessor does a quarter as many."""
@@ -115,6 +129,8 @@ class Layer:
     fetched: tuple[Step, ...] = ()  # how the input's rows are moved first, of convolutions 1x1 without padding
     behind: NormBehind | None = None  # of what the layer gives
     side: int = 1  # of squares of the output, of which the largest number alone is stored
+    told: ToldNorm | None = None  # of rows whose moments the kernel that stored them has summed up
+    tells: View | None = None  # where the moments of the results are stored, by columns of a tile
     functions: bool = False  # has_functions() of the epilogue, of those that estimates are to know it of
 
     @property

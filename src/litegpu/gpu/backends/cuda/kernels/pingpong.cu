@@ -4,7 +4,7 @@
 // fills a ring of STAGES pairs of what is multiplied, tile after tile, by bulk copies. CLUSTER workgroups have the same columns
 // of different rows: each brings a part of the weights from the second cache, and all get it.
 //
-// Constants from the host: those of elements.cu and runs.cu; BM BN BK STAGES CLUSTER; REGISTERS_COPY REGISTERS_MULTIPLY (of a
+// Constants from the host: those of elements.cu and runs.cu; BM BN BK STAGES RING_BYTES CLUSTER; REGISTERS_COPY REGISTERS_MULTIPLY (of a
 // thread); TILES_N (of columns) STEPS (along the depth); UNITS (tiles of CLUSTER workgroups), GROUPS (clusters). The weights
 // are packed as in specialized.cu; the map's box is BM rows of BK elements.
 constexpr unsigned ROW_BYTES = BK * BYTES;
@@ -13,7 +13,10 @@ constexpr unsigned FULL = STAGES * STAGE_BYTES, EMPTY = FULL + 8 * STAGES;  // b
 constexpr unsigned TEAMS = 2, MULTIPLYING = 128 * TEAMS, THREADS = MULTIPLYING + 128, ROWS = BM / 64;
 constexpr unsigned SHARE = B_BYTES / CLUSTER;  // of the weights of a step
 static_assert(BM % 64 == 0 && SHARE % 16 == 0 && ROW_BYTES == 128, "tile");
-static_assert(EMPTY + 8 * STAGES == SHARED_BYTES, "the host reckons otherwise");
+#ifndef TOLD
+#define TOLD_BUFFERS
+#endif
+static_assert(EMPTY + 8 * STAGES == RING_BYTES, "the host reckons otherwise");
 
 INLINE unsigned column_of(unsigned unit) { return in_turn(unit, UNITS) % TILES_N; }
 INLINE unsigned pixel_of(unsigned unit, unsigned part) { return (in_turn(unit, UNITS) / TILES_N * CLUSTER + part) * BM; }
@@ -45,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #if CLUSTER > 1
 __cluster_dims__(CLUSTER, 1, 1)
 #endif
-NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS EPILOGUE_BUFFERS, const __grid_constant__ TensorMap rows) {
+NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS TOLD_BUFFERS EPILOGUE_BUFFERS, const __grid_constant__ TensorMap rows) {
   const unsigned part = CLUSTER > 1 ? cluster_part() : 0, first = blockIdx.x / CLUSTER;
   if (threadIdx.x == 0) {
     for (unsigned s = 0; s < STAGES; s++) {
@@ -78,6 +81,9 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS EPILOGUE_BUFFE
       const unsigned column = column_of(unit), pixel0 = pixel_of(unit, part);
 #pragma unroll
       for (unsigned m = 0; m < ROWS; m++) begin_sums(sums[m], CORRECTIONS, lane, column * (BN / 4));
+#ifdef TOLD
+      read_moments(TOLD_ROWS, pixel0, team, threadIdx.x % 128);
+#endif
       // The other one has seen all that comes before in the ring, whose phases are known by their parity alone.
       if (unit != first) team_sync(1 + team, MULTIPLYING);
       unsigned slot = used % STAGES, parity = used / STAGES % 2, before = 0;
@@ -98,9 +104,20 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS EPILOGUE_BUFFE
         if (++slot == STAGES) slot = 0, parity ^= 1;
       }
       if (unit + GROUPS < UNITS) team_arrive(1 + (team ^ 1), MULTIPLYING);
+#ifdef FETCHED_AT
+#pragma unroll
+      for (unsigned i = 0; i < ROWS * 2; i++) fetch_run(places, lane, column * (BN / 4), pixel0 + warp * 16, 0, i);
+      copies_commit();
+#endif
       products_wait<0>();
       release(before);
+#ifdef TOLD
+      ToldRows<ROWS * 2> rows(team * BM + warp * 16 + lane / 4);
+      store_one_by_one<1>(places, CORRECTIONS, sums, lane, column * (BN / 4), pixel0 + warp * 16, rows);
+      rows.tell(TELLS_ROWS, lane, pixel0 + warp * 16 + lane / 4, column);
+#else
       store_one_by_one<1>(places, CORRECTIONS, sums, lane, column * (BN / 4), pixel0 + warp * 16);
+#endif
     }
   }
 #if CLUSTER > 1

@@ -8,7 +8,7 @@ import functools
 import math
 from dataclasses import dataclass
 
-from litegpu.gpu.backends.cuda.kernels import runs, specialized
+from litegpu.gpu.backends.cuda.kernels import runs, specialized, told
 from litegpu.gpu.backends.cuda.kernels.layer import Layer
 from litegpu.gpu.backends.cuda.kernels.source import Where, label_of, native_launch
 from litegpu.gpu.backends.cuda.kernels.specialized import SpecializedTile
@@ -20,12 +20,17 @@ from litegpu.gpu.program import RowMap
 
 #: Registers of a thread of the warpgroup that copies, of one of those that multiply, and of these beside its sums.
 REGISTERS_COPY, REGISTERS_MULTIPLY, OTHER_REGISTERS = 40, 232, 32
+#: Warpgroups that multiply.
+TEAMS = 2
 #: Rows, and bytes of the depth, of layers that were measured.
 LEAST_ROWS, LEAST_DEPTH = 2048, 400
 #: Microseconds of a kernel, of a step, of a byte that comes to shared memory and of one that is read there; of a tile
 #: that is stored, of each of its sums, and of one to which a value is added or of which a function is taken.
 START, STEP, FILLED, READ = 0.9, 6.16e-3, 5.9e-6, 4.22e-6
 STORED, SUM, ADDED, FUNCTION = 0.118, 4.52e-5, 1.63e-4, 2.29e-4
+#: The same of one that a row's factor is multiplied with, of one to which a number is added that is normalised, and of
+#: one that is summed up.
+FACTOR, NORMALISED, TOLD = 1e-5, 6e-5, 4e-5
 #: Beside the estimates of other kernels, which are too low for large layers.
 BESIDE = 0.84
 
@@ -115,7 +120,9 @@ def cost(layer: Layer, tile: PingpongTile, units: int) -> float:
     rounds = -(-units_of(layer, tile) // groups_of(layer, tile, units))
     filled, read = (tile.rows + tile.columns) * row_bytes, tile.rows // 64 * (64 + tile.columns) * row_bytes
     multiplying = steps * (STEP + FILLED * filled + READ * read)
-    each = SUM + ADDED * layer.residuals + FUNCTION * layer.functions
+    each = SUM + ADDED * layer.residuals + FUNCTION * layer.functions + TOLD * (layer.tells is not None)
+    if layer.told is not None:
+        each += NORMALISED if layer.told.operand else FACTOR
     both = multiplying + STORED + tile.rows * tile.columns * each
     second = multiplying + rounds // 2 * both if rounds > 1 else 0.0  # which begins behind the products of the first
     computing = max((rounds - 1) * multiplying + both, -(-rounds // 2) * both, second)
@@ -128,16 +135,24 @@ def launch(ctx: KernelContext, layer: Layer, tile: PingpongTile, where: Where | 
     """The convolution with the given tile; see pingpong.cu for the constants."""
     epilogue = runs.epilogue_of(ctx, layer, tile.columns)
     factors = dataclasses.replace(layer, weights=runs.columns_of(layer.weights, epilogue.run))
-    weights = specialized.packed(factors, SpecializedTile(tile.rows, tile.columns, 1, tile.stages, 1))
-    row_bytes = specialized.row_bytes(layer)
-    groups, shared = groups_of(layer, tile, ctx.features.compute_units), tile.shared_bytes(row_bytes)
+    row_bytes, rows = specialized.row_bytes(layer), TEAMS * tile.rows
+    fetched, norms = runs.fetched_bytes(epilogue, layer, rows), told.shared_bytes(layer, rows)
+    stages = tile.stages
+    while (
+        dataclasses.replace(tile, stages=stages).shared_bytes(row_bytes) + fetched + norms > MOST_WARPGROUP_SHARED_BYTES
+    ):
+        stages -= 1
+    ring = dataclasses.replace(tile, stages=stages).shared_bytes(row_bytes)
+    weights = specialized.packed(factors, SpecializedTile(tile.rows, tile.columns, 1, stages, 1))
+    groups = groups_of(layer, tile, ctx.features.compute_units)
     zero_point = layer.op.zero_point or 0
     constants: dict[str, int | str] = {
         **layer.constants(), "VECTOR": layer.vector, "BYTES": layer.size, "BM": tile.rows, "BN": tile.columns,
-        "BK": row_bytes // layer.size, "STAGES": tile.stages, "CLUSTER": tile.cluster,
+        "BK": row_bytes // layer.size, "STAGES": stages, "RING_BYTES": ring, "CLUSTER": tile.cluster,
         "REGISTERS_COPY": REGISTERS_COPY, "REGISTERS_MULTIPLY": REGISTERS_MULTIPLY, "TILES_N": weights.shape[0],
         "STEPS": weights.shape[1], "UNITS": units_of(layer, tile), "GROUPS": groups,
-        "PIXELS": layer.stored, "QUADS": -(-layer.shape[3] // 4), "SHARED_BYTES": shared,
+        "PIXELS": layer.stored, "QUADS": -(-layer.shape[3] // 4), **told.constants_of(layer, ring + fetched),
+        **({"FETCHED_AT": ring, "FETCHING": 128 * TEAMS} if fetched else {}),
     }  # fmt: skip
     operands: Operands = {"x": layer.source, "w": weights}
     if layer.whole_numbers:
@@ -145,13 +160,15 @@ def launch(ctx: KernelContext, layer: Layer, tile: PingpongTile, where: Where | 
         first = layer.corrections(weights.shape[0] * tile.columns)
         first[: len(epilogue.first)] += epilogue.first
         operands |= {"outside": layer.outside, "corrections": first}
+    operands |= told.operands_of(layer)
     shared_files = (
-        "device.cu", "turned.cu", "warpgroup.cu", "pipeline.cu", "remote.cu", "bulk.cu", "elements.cu", "runs.cu"
+        "device.cu", "turned.cu", "warpgroup.cu", "pipeline.cu", "remote.cu", "bulk.cu", "elements.cu", "runs.cu",
+        *told.files_of(layer),
     )  # fmt: skip
     return native_launch(
         ctx, "pingpong_convolution", (*shared_files, "pingpong.cu"), constants, operands, label=label_of(ctx),
-        workgroup=(tile.threads, 1, 1), dispatch=(groups * tile.cluster, 1, 1), shared_bytes=shared, variant=str(tile),
-        where=where, runs=epilogue, maps=(_rows(layer, tile),),
+        workgroup=(tile.threads, 1, 1), dispatch=(groups * tile.cluster, 1, 1), variant=str(tile),
+        shared_bytes=ring + fetched + norms, where=where, runs=epilogue, maps=(_rows(layer, tile),),
     )  # fmt: skip
 
 

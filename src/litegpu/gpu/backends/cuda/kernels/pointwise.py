@@ -8,15 +8,27 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from litegpu.gpu.backends.cuda.kernels import convolution, matvec, normed, specialized
+from litegpu.gpu.backends.cuda.kernels import convolution, matvec, normed, pingpong, specialized
 from litegpu.gpu.backends.cuda.kernels.channelwise import read_channelwise
-from litegpu.gpu.backends.cuda.kernels.layer import Layer, NormBehind, residuals_of
+from litegpu.gpu.backends.cuda.kernels.layer import Layer, NormBehind, ToldNorm, has_functions, residuals_of
 from litegpu.gpu.backends.cuda.kernels.offer import offered
 from litegpu.gpu.backends.cuda.kernels.row_norm import folded
 from litegpu.gpu.backends.cuda.kernels.runs import run_of
 from litegpu.gpu.backends.cuda.kernels.source import Where
 from litegpu.gpu.backends.cuda.kernels.specialized import SpecializedTile
-from litegpu.gpu.graph import Conv2D, DType, LayerNorm, PointwiseConv2D, Reshape, Shape, Step, Take, Transpose
+from litegpu.gpu.graph import (
+    Conv2D,
+    DType,
+    LayerNorm,
+    MomentsConv2D,
+    PointwiseConv2D,
+    Reshape,
+    RowMoments,
+    Shape,
+    Step,
+    Take,
+    Transpose,
+)
 from litegpu.gpu.kernels.access import Position
 from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.kernels.movement import Quad, no_table, origin, shapes_along
@@ -99,6 +111,38 @@ def _normed(ctx: KernelContext, norm: LayerNorm) -> Launch:
         raise KernelError("a convolution that normalises its results cannot read or store these where they lie")
     tiles = _that_have_rows(layer, ctx.features.compute_units)
     return offered([specialized.launch(ctx, layer, tile) for tile in tiles[: ctx.most]])
+
+
+def build_with_moments(ctx: KernelContext) -> list[Launch]:
+    """The convolution that tells of its results' rows, or is told of others."""
+    op, (x, w, *moments) = ctx.node.op, ctx.node.inputs
+    assert isinstance(op, MomentsConv2D)
+    weights, shape, told = ctx.value(w).data, ctx.output.shape, None
+    assert weights is not None  # as the pass sees to
+    if op.norm is not None:
+        scale, depth = 1.0, shape[3] if op.operand else ctx.value(x).shape[3]
+        if not op.operand:
+            norm, weights = folded(op.norm, weights)
+            scale = norm.scale
+        parts = ctx.value(moments[0]).shape[3] // 2
+        told = ToldNorm(op.norm, depth, parts, ctx.views[moments[0]], op.operand, scale)
+    asking = next((n for n in ctx.graph.nodes if isinstance(n.op, RowMoments) and n.inputs[0] == ctx.node.output), None)
+    layer = Layer(
+        Conv2D(), ctx.views[x], weights, shape, True, residuals_of(ctx), run=run_of(ctx), told=told,
+        tells=None if asking is None else ctx.views[asking.output], functions=has_functions(ctx.node.epilogue),
+    )  # fmt: skip
+    tiles = pingpong.ranked(layer, ctx.features.capability, ctx.features.compute_units)
+    if asking is not None:
+        assert isinstance(asking.op, RowMoments)
+        tiles = [tile for tile in tiles if tile.columns == asking.op.columns]
+    if not tiles:
+        raise KernelError("a convolution that knows moments of rows cannot read or store these where they lie")
+    return [offered([pingpong.launch(ctx, layer, tile) for tile in tiles[: ctx.most]])]
+
+
+def nothing(ctx: KernelContext) -> list[Launch]:
+    """RowMoments, which the kernel stores whose results they are of."""
+    return []
 
 
 def normed_pays(rows: int, inputs: int, outputs: int, residuals: int, features: Features) -> bool:

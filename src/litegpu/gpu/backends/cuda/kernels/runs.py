@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from litegpu.gpu.backends.cuda.kernels.layer import NARROW, Layer
+from litegpu.gpu.backends.cuda.kernels.layer import NARROW, Layer, ToldNorm
 from litegpu.gpu.backends.cuda.printer import print_cuda_function
 from litegpu.gpu.graph import RESULT, Apply, Arg, DType, Expr, IntegerConv2D, Literal, arguments
 from litegpu.gpu.kernels.access import Operands, byte_bounds, pack, pixel_pitch
 from litegpu.gpu.kernels.context import KernelContext
 from litegpu.gpu.kernels.expression import evaluate, unlimited
 from litegpu.gpu.kernels.terms import sum_type
-from litegpu.gpu.lang import Kernel, Memory, TracedValue, Type, f16x4, f32x4, i8x4, i32, i32x4, u8x4, u32x4
+from litegpu.gpu.lang import Kernel, Memory, TracedValue, Type, f16x4, f32, f32x4, i8x4, i32, i32x4, u8x4, u32x4
 from litegpu.gpu.lang.tracing import trace_function
 from litegpu.gpu.view import View
 
@@ -27,6 +27,8 @@ RUN_BYTES = (16, 8)
 LINE = 128
 #: Of halves that are stored from registers: columns of a tile at least, and bytes of a result to which such are added.
 LEAST_COLUMNS, MOST_ADDED = 96, 60 << 20
+#: Bytes of what is added to results that is fetched while others are stored.
+MOST_FETCHED = 16 << 20
 _QUADS: dict[DType, Type] = {DType.INT8: i8x4, DType.UINT8: u8x4, DType.FLOAT16: f16x4, DType.FLOAT32: f32x4}
 _COMPUTED = {DType.INT8: i32x4, DType.UINT8: i32x4, DType.FLOAT16: f32x4, DType.FLOAT32: f32x4}
 #: As C++ calls a quad in memory, by the bytes of one of its numbers.
@@ -44,6 +46,7 @@ class RunEpilogue:
     operands: Operands
     parameters: tuple[str, ...]
     narrow: bool  # a row of results of a tile is less than a line of the cache
+    added: int = 0  # values like the results that are read
 
 
 def run_of(ctx: KernelContext, *, by_quads: bool = False, floats: bool = False) -> int:
@@ -76,7 +79,7 @@ def epilogue_of(ctx: KernelContext, layer: Layer, columns: int, run: int = 0) ->
     """The node's, where there are runs, for a tile of so many columns, or for runs of a certain length."""
     expr, bias = _without_bias(ctx)
     first = np.broadcast_to(bias, (1, 1, 1, layer.shape[3])).reshape(-1).astype(np.int32)
-    made = _made(ctx, run or run_in(layer, columns), expr, first)
+    made = _made(ctx, run or run_in(layer, columns), expr, first, layer.told)
     return dataclasses.replace(made, narrow=columns * layer.size < LINE)
 
 
@@ -134,7 +137,7 @@ def _replaced(expr: Expr, old: Expr, new: Expr) -> Expr:
     return Apply(expr.fn, tuple(_replaced(a, old, new) for a in expr.args)) if isinstance(expr, Apply) else expr
 
 
-def _made(ctx: KernelContext, run: int, expr: Expr, first: np.ndarray) -> RunEpilogue:
+def _made(ctx: KernelContext, run: int, expr: Expr, first: np.ndarray, told: ToldNorm | None = None) -> RunEpilogue:
     node, output = ctx.node, ctx.views[ctx.node.output]
     bounds = byte_bounds(output.dtype)
     views = {i: ctx.views[v] for i, v in enumerate(node.operands, 1) if not ctx.value(v).is_constant}
@@ -157,11 +160,26 @@ def _made(ctx: KernelContext, run: int, expr: Expr, first: np.ndarray) -> RunEpi
     def finish(k: Kernel, total: TracedValue) -> None:
         used = arguments(expr) - {0}
         args = [read(k, i) if i in used else None for i in range(1, len(node.operands) + 1)]
+        if told is not None:
+            total, args = normalised(k, told, total, args)
         stored = shifted_once(unlimited(expr, *bounds), known) if bounds else expr
         value = evaluate(k, stored, [total, *args], rough=ctx.half)
         if output.dtype is DType.UINT8:
             value = u32x4(k.max(value, 0))
         quads(k, "results", output.dtype)[0] = value if value.type.lanes == 4 else k.splat(value, 4)
+
+    def normalised(
+        k: Kernel, told: ToldNorm, total: TracedValue, args: list[TracedValue | None]
+    ) -> tuple[TracedValue, list[TracedValue | None]]:
+        """The sum by its row's factor, or the operand less the mean, too."""
+        norm = k.buffer("norm", f32, 2)
+        factor = k.splat(norm[1], 4)
+        if not told.operand:
+            return total * factor, args
+        value = args[told.operand - 1]
+        assert value is not None
+        left = value - k.splat(norm[0], 4) if told.op.centred else value
+        return total, [*args[: told.operand - 1], left * factor, *args[told.operand :]]
 
     def quads(k: Kernel, name: str, dtype: DType) -> Memory:
         return k.buffer(name, _QUADS[dtype], 1, compute=f32x4 if dtype is DType.FLOAT16 else None)
@@ -173,7 +191,7 @@ def _made(ctx: KernelContext, run: int, expr: Expr, first: np.ndarray) -> RunEpi
     places = {n: v for n, v in values.items() if _is_by_places(ctx, v)}
     pixels = {n: v for n, v in values.items() if n not in places}
     given = {n: f"own.{n} + i" for n in channels} | {n: f"more.{n} + q" for n in pixels} | {"results": "to"}
-    given |= {n: f"&more.{n}" for n in places}
+    given |= {n: f"&more.{n}" for n in places} | {"norm": "&more.norm.x"}
     macros: dict[str, int | str] = {
         "RUN": run, "RESULT_BYTES": output.dtype.nbytes, "STREAMED": int(ctx.streams),
         "PER_CHANNEL(each)": " ".join(f"each({_kind(v)}, {n})" for n, v in channels.items()),
@@ -190,7 +208,7 @@ def _made(ctx: KernelContext, run: int, expr: Expr, first: np.ndarray) -> RunEpi
     parameters += [f"const {NARROW[v.dtype]}* {n}" for n, v in places.items()]
     parameters.append(f"{_NAMES[output.dtype.nbytes]}* results")
     bound: Operands = {**channels, **pixels, **places, "results": output}
-    return RunEpilogue(run, first, printed.definitions, macros, bound, tuple(parameters), False)
+    return RunEpilogue(run, first, printed.definitions, macros, bound, tuple(parameters), False, len(pixels))
 
 
 def _kind(data: np.ndarray) -> str:
@@ -236,6 +254,16 @@ def columns_of(weights: np.ndarray, run: int) -> np.ndarray:
     whole[:outputs] = weights
     parts = whole.reshape(-1, 4, run // 2, 2, *weights.shape[1:])
     return np.ascontiguousarray(parts.swapaxes(1, 2)).reshape(whole.shape)
+
+
+def fetched_bytes(epilogue: RunEpilogue, layer: Layer, rows: int) -> int:
+    """Bytes of shared memory for a run of each of so many rows times four threads, if what is added to the results is
+    fetched while others are stored: a single value that is normalised on the way, and small. (Of others it was
+    slower: docs/performance.md.)"""
+    normalised = layer.told is not None and layer.told.operand > 0
+    small = math.prod(layer.shape) * layer.size <= MOST_FETCHED
+    fits = epilogue.added == 1 and epilogue.run * layer.size == RUN_BYTES[0]
+    return rows * 4 * RUN_BYTES[0] if normalised and small and fits else 0
 
 
 def nothing_stored() -> RunEpilogue:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection
 
 import numpy as np
 
 from litegpu.gpu.backends.cuda.kernels import pointwise
 from litegpu.gpu.backends.cuda.kernels.specialized import LEAST_HALVES
 from litegpu.gpu.backends.cuda.kernels.tile import WARPGROUP_CAPABILITY
+from litegpu.gpu.backends.cuda.passes.in_rows import InRows
 from litegpu.gpu.graph import (
     RESULT,
     Apply,
     Arg,
-    Concat,
     Conv2D,
     Copy,
     DType,
@@ -31,11 +30,6 @@ from litegpu.gpu.graph import (
     sources_of,
 )
 from litegpu.gpu.lang.features import Features
-from litegpu.gpu.passes.decisions import values_decided_on
-from litegpu.gpu.view import follow, padded
-
-#: Channels that are copied, or stored, at once.
-TOGETHER = 8
 
 
 def join_normed(graph: Graph, features: Features) -> Graph:
@@ -59,7 +53,7 @@ class _Joining:
     def __init__(self, graph: Graph, features: Features) -> None:
         self.graph, self.builder, self.features = graph, GraphBuilder(dict(graph.values), []), features
         self.consumers, self.producer = graph.consumers(), graph.producer()
-        self.decided: Collection[int] = values_decided_on(graph)
+        self.rows = InRows(graph)
         self.norms = [node for node in graph.nodes if self.fits(node)]
 
     def between(self, node: Node) -> list[int]:
@@ -89,7 +83,7 @@ class _Joining:
             fits_half(weights)
             and self.terms(conv) is not None
             and self.pays(conv)
-            and all(self.lies_in_rows(v) for v in (conv.inputs[0], node.output, *(self.residual(conv))))
+            and all(self.rows.lies(v) for v in (conv.inputs[0], node.output, *(self.residual(conv))))
         )
 
     def pays(self, conv: Node) -> bool:
@@ -104,33 +98,9 @@ class _Joining:
         values = [self.graph.values[v] for v in node.operands]
         return all(v.is_constant and v.shape in fitting and v.dtype is DType.FLOAT32 for v in values)
 
-    def lies_in_rows(self, v: int) -> bool:
-        """Whether the kernel can read, or write, a value by eight channels: one that is kept in halves, and no part of
-        another."""
-        value, source = self.graph.values[v], self.producer.get(v)
-        if source is None or v in self.graph.outputs or v in self.decided or value.dtype is not DType.FLOAT32:
-            return False
-        apart = False  # whether it may be a view of something else
-        if isinstance(source.op, Copy):
-            before = self.graph.values[source.inputs[0]].shape
-            view = follow(padded(0, before, DType.FLOAT16), source.op.steps)
-            apart = view is not None and not all(isinstance(step, Reshape) for step in source.op.steps)
-        return not apart and not self.is_moved(v) and value.shape[3] % TOGETHER == 0
-
-    def is_moved(self, v: int) -> bool:
-        """Whether a value may be written right to other places, as a part of another or with its axes exchanged."""
-        for node in self.consumers[v]:
-            if isinstance(node.op, Concat) or (node.output in self.graph.outputs and isinstance(node.op, Copy)):
-                return True
-            if isinstance(node.op, Copy):
-                reshaped = all(isinstance(step, Reshape) for step in node.op.steps) and node.epilogue == RESULT
-                if not reshaped or self.is_moved(node.output):
-                    return True
-        return False
-
     def terms(self, conv: Node) -> tuple[int | None, int | None] | None:
         """The bias and the residual of a convolution, if its epilogue is its result and no more than these."""
-        found = _summands(conv.epilogue)
+        found = summands(conv.epilogue)
         if found is None or found.count(0) != 1 or len(found) != 1 + len(arguments(conv.epilogue) - {0}):
             return None
         shape = self.graph.values[conv.output].shape
@@ -169,12 +139,12 @@ class _Joining:
         ]
 
 
-def _summands(expr: Expr) -> list[int] | None:
+def summands(expr: Expr) -> list[int] | None:
     """The arguments that an expression is the sum of; None if it is something else."""
     match expr:
         case Arg(i):
             return [i]
         case Apply("add", (a, b)):
-            left, right = _summands(a), _summands(b)
+            left, right = summands(a), summands(b)
             return None if left is None or right is None else left + right
     return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from litegpu.gpu.graph import (
     Step,
     Take,
     Transpose,
+    Value,
     apply,
     arguments,
     sources_of,
@@ -168,7 +169,7 @@ class _Joining:
             and weights.shape[1:3] == (1, 1)
             and self.graph.values[v].shape[:3] == self.graph.values[node.output].shape[:3]
             and v not in (*node.inputs[1:], *node.operands)
-            and _is_finite(weights)
+            and is_finite(weights)
         )
 
     def instead_of(self, node: Node) -> Sequence[Node]:
@@ -194,14 +195,8 @@ class _Joining:
 
     def joined(self, node: Node, norm: Node, affine: Channelwise) -> Node:
         assert isinstance(norm.op, LayerNorm)
-        (v, w), weights = node.inputs, self.graph.values[node.inputs[1]].data
-        assert weights is not None
-        exact = weights.astype(np.float64)
-        scaled = w if affine.scale is None else self.builder.constant((exact * affine.scale).astype(np.float32))
-        epilogue, operands = node.epilogue, node.operands
-        if affine.shift is not None and affine.shift.any():
-            shift = (exact * affine.shift).sum(axis=3).reshape(1, 1, 1, -1)
-            epilogue, operands = self.shifted(node, shift)
+        v = node.inputs[0]
+        scaled, epilogue, operands = taken_in(self.builder, node, affine)
         sources = sources_of(norm, node)
         op, x = PointwiseConv2D(norm=norm.op, fetched=self.steps.get(v, ())), self.moved[v]
         if x in self.squares:
@@ -222,21 +217,34 @@ class _Joining:
             found[:, y, x] = parts[:, i]
         return found
 
-    def shifted(self, node: Node, shift: np.ndarray) -> tuple[Expr, tuple[int, ...]]:
-        """The node's epilogue of its result and `shift` [1,1,1,O], and the operands: a constant that was added to the
-        result takes the shift with it."""
-        bias = _bias(node.epilogue, node.operands, self.graph)
-        if bias is None:
-            added = self.builder.constant(shift.astype(np.float32))
-            shifted = apply("add", RESULT, Arg(len(node.operands) + 1))
-            return _with_result(node.epilogue, shifted), (*node.operands, added)
-        data = self.graph.values[node.operands[bias - 1]].data
-        assert data is not None
-        added = self.builder.constant((data.astype(np.float64) + shift).astype(np.float32))
-        return node.epilogue, tuple(added if i == bias else v for i, v in enumerate(node.operands, 1))
+
+def taken_in(builder: GraphBuilder, node: Node, affine: Channelwise) -> tuple[int, Expr, tuple[int, ...]]:
+    """The weights, the epilogue and its operands of a 1x1 convolution of what `affine` is not done with any more."""
+    w = node.inputs[1]
+    weights = builder.values[w].data
+    assert weights is not None
+    exact = weights.astype(np.float64)
+    scaled = w if affine.scale is None else builder.constant((exact * affine.scale).astype(np.float32))
+    if affine.shift is None or not affine.shift.any():
+        return scaled, node.epilogue, node.operands
+    return scaled, *shifted(builder, node, (exact * affine.shift).sum(axis=3).reshape(1, 1, 1, -1))
 
 
-def _bias(epilogue: Expr, operands: Sequence[int], graph: Graph) -> int | None:
+def shifted(builder: GraphBuilder, node: Node, shift: np.ndarray) -> tuple[Expr, tuple[int, ...]]:
+    """The node's epilogue of its result and `shift` [1,1,1,O], and the operands: a constant that was added to the
+    result takes the shift with it."""
+    bias = _bias(node.epilogue, node.operands, builder.values)
+    if bias is None:
+        added = builder.constant(shift.astype(np.float32))
+        behind = apply("add", RESULT, Arg(len(node.operands) + 1))
+        return _with_result(node.epilogue, behind), (*node.operands, added)
+    data = builder.values[node.operands[bias - 1]].data
+    assert data is not None
+    added = builder.constant((data.astype(np.float64) + shift).astype(np.float32))
+    return node.epilogue, tuple(added if i == bias else v for i, v in enumerate(node.operands, 1))
+
+
+def _bias(epilogue: Expr, operands: Sequence[int], values: Mapping[int, Value]) -> int | None:
     """The number of the constant that all of the result in an epilogue is a sum with, which is read there alone."""
     sums: set[int] = set()
 
@@ -256,7 +264,7 @@ def _bias(epilogue: Expr, operands: Sequence[int], graph: Graph) -> int | None:
         return None
     (bias,) = sums
     used = _count(epilogue, bias)
-    data = graph.values[operands[bias - 1]].data
+    data = values[operands[bias - 1]].data
     plain = data is not None and data.shape[:3] == (1, 1, 1) and used == _count(epilogue, 0)
     return bias if plain else None
 
@@ -301,5 +309,5 @@ def is_one_to_one(op: Copy) -> bool:
     return True
 
 
-def _is_finite(weights: np.ndarray) -> bool:
+def is_finite(weights: np.ndarray) -> bool:
     return bool(np.isfinite(weights).all())
