@@ -57,6 +57,7 @@ KERNELS = {
     "stem": ("stem", "cases or whole"),
     "tensor_lstm": ("tensor_lstm", "divisions or (layouts and inner)"),
     "tiles": ("convolution", "some or strided or (channels and taps1-12)"),
+    "told": ("told", "numpy and (both or roots or turned)"),
     "transpose": ("transpose", "case0 or case1 or case3"),
     "warpgroup_attention": ("warpgroup_attention", "random or nan"),
     "widening": ("widening", "test_blocks or (test_bytes and shape0)"),

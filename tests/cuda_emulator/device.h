@@ -169,6 +169,7 @@ inline void copy(unsigned at, const void* from, unsigned size, bool real) {
 }  // namespace emulator
 #define shared (emulator::memory_of(emulator::current->rank))
 inline void copy16(unsigned at, const void* from, bool real) { emulator::copy(at, from, 16, real); }
+inline void copy16_of_line(unsigned at, const void* from, bool real) { emulator::copy(at, from, 16, real); }
 inline void copy8(unsigned at, const void* from, bool real) { emulator::copy(at, from, 8, real); }
 inline void copy4(unsigned at, const void* from, bool real) { emulator::copy(at, from, 4, real); }
 inline void copies_commit() { emulator::current->groups++; }

@@ -49,6 +49,13 @@ def join_normed(graph: Graph, features: Features) -> Graph:
     return GraphBuilder(joining.builder.values, nodes).graph(graph.inputs, graph.outputs) if gone else graph
 
 
+def joined_norms(graph: Graph, features: Features) -> set[int]:
+    """What the LayerNorm nodes give that join_normed() would take in."""
+    if features.capability != WARPGROUP_CAPABILITY:
+        return set()
+    return {node.output for node in _Joining(graph, features).norms}
+
+
 class _Joining:
     def __init__(self, graph: Graph, features: Features) -> None:
         self.graph, self.builder, self.features = graph, GraphBuilder(dict(graph.values), []), features

@@ -14,7 +14,7 @@ from litegpu.gpu.backends.cuda.kernels.layer import Layer, ToldNorm, has_functio
 from litegpu.gpu.backends.cuda.kernels.pingpong import PingpongTile
 from litegpu.gpu.backends.cuda.kernels.tile import WARPGROUP_CAPABILITY
 from litegpu.gpu.backends.cuda.passes.in_rows import InRows
-from litegpu.gpu.backends.cuda.passes.normed import summands
+from litegpu.gpu.backends.cuda.passes.normed import joined_norms, summands
 from litegpu.gpu.backends.cuda.passes.row_norm import is_finite, shifted, taken_in
 from litegpu.gpu.graph import (
     RESULT,
@@ -45,7 +45,8 @@ NORM, NORM_EACH = 1.3, 0.81e-6
 
 def tell_moments(graph: Graph, features: Features) -> Graph:
     """The graph without LayerNorm nodes between 1x1 convolutions that are MomentsConv2D then: the one which computes
-    what was normalised, and those that multiplied it, or whose epilogues read it."""
+    what was normalised, and those that multiplied it, or whose epilogues read it. Those stay that join_normed() takes
+    in, which was measured to be quicker."""
     if features.capability != WARPGROUP_CAPABILITY or not any(isinstance(n.op, LayerNorm) for n in graph.nodes):
         return graph
     if overlapped.will_overlap(graph):
@@ -68,6 +69,7 @@ class _Telling:
     def __init__(self, graph: Graph, features: Features) -> None:
         self.graph, self.features, self.builder = graph, features, GraphBuilder(dict(graph.values), [])
         self.consumers, self.producer, self.rows = graph.consumers(), graph.producer(), InRows(graph)
+        self.others = joined_norms(graph, features)
         self.norms: dict[int, _Norm] = {}  # by what they give
         self.told: dict[int, tuple[_Norm, int]] = {}  # by what a reader gives: whose norm it reads, and as which value
         self.tells: dict[int, _Norm] = {}  # by what a convolution stores that they normalise
@@ -117,7 +119,7 @@ class _Telling:
 
     def affine(self, node: Node) -> Channelwise | None:
         """What a norm's epilogue does with each channel, if that is all and its result is no other's business."""
-        if not isinstance(node.op, LayerNorm) or node.op.moved or node.output in self.graph.outputs:
+        if not isinstance(node.op, LayerNorm) or node.op.moved or node.output in {*self.graph.outputs, *self.others}:
             return None
         values = [self.graph.values[v] for v in (node.output, *node.operands)]
         found = read_channelwise(node.epilogue, values)

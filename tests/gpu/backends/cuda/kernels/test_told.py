@@ -12,7 +12,7 @@ import pytest
 from first_output import all_outputs
 
 from litegpu.gpu.backends.cuda.compile import compile_kernels
-from litegpu.gpu.backends.cuda.kernels import convolution, overlapped, pingpong, runs
+from litegpu.gpu.backends.cuda.kernels import convolution, overlapped, pingpong, pointwise, runs
 from litegpu.gpu.backends.cuda.kernels.layer import Layer
 from litegpu.gpu.backends.cuda.kernels.pingpong import PingpongTile, candidates
 from litegpu.gpu.backends.cuda.passes import row_moments
@@ -34,6 +34,7 @@ from litegpu.gpu.graph import (
     Reshape,
     RowMoments,
     Slice,
+    Transpose,
     apply,
 )
 from litegpu.gpu.lang.features import Features
@@ -50,6 +51,7 @@ def all_that_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pingpong, "suits", lambda tile, layer: runs.run_in(layer, tile.columns) > 0)
     monkeypatch.setattr(row_moments._Telling, "pays", lambda *_: True)
     monkeypatch.setattr(pingpong, "_is_known", lambda layer: True)
+    monkeypatch.setattr(pointwise, "normed_pays", lambda *_: False)
     for module in (convolution, overlapped):
         monkeypatch.setattr(module, "will_overlap", lambda graph: False)
 
@@ -105,6 +107,11 @@ def network(
         ends.append(n)
     elif extra == "joined":
         ends.append(builder.node(Concat(3), [n, raw], builder.value((*shape[:3], 2 * channels), DType.FLOAT32)))
+    elif extra == "turned":  # which others would store right where the copy puts it
+        other = (1, 1, shape[1] * shape[2], 128)
+        turn = Copy((Transpose((0, 2, 1, 3)), Reshape((1, shape[2], shape[1], 128), other)))
+        turned = builder.node(turn, [conv(n, drawn(128, channels))], builder.value(other, DType.FLOAT32))
+        ends.append(conv(turned, np.eye(128)))
     elif extra == "sliced":
         part = builder.value((*shape[:3], 8), DType.FLOAT32)
         ends.append(builder.node(Copy((Slice((0, 0, 0, 8), (1, 1, 1, 1), (*shape[:3], 8)),)), [n], part))
@@ -120,13 +127,17 @@ CASES: dict[str, dict[str, Any]] = {
     "scale alone": dict(shape=(1, 4, 65, 264), channels=200, affine=apply("mul", RESULT, Arg(1))),
     "far from zero": dict(shape=(1, 7, 41, 136), channels=384, mean=20.0),
     "counted in other ways": dict(shape=(3, 5, 67, 72), channels=384, recounted=True),
+    "turned": dict(shape=(1, 7, 41, 136), channels=200, behind=False, before=False, extra="turned"),
     "few rows": dict(shape=(1, 1, 3, 136), channels=192),
 }
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("groups", [1, 3, 66])
-@pytest.mark.parametrize("tile, case", [*zip(cycle(candidates()), [*CASES, *reversed(CASES)], strict=False)], ids=str)
+@pytest.mark.parametrize(
+    "tile, case, groups",
+    [*zip(cycle(candidates()), [*CASES, *reversed(CASES)], cycle((1, 3, 66)), strict=False)],
+    ids=str,
+)
 def test_agrees_with_numpy(device, monkeypatch, case: str, tile: PingpongTile, groups: int) -> None:
     """By workgroups that have all tiles, several, and one or none for the second warpgroup."""
     if device.features.capability != 90:
@@ -171,7 +182,7 @@ def test_what_is_told(case: str) -> None:
     found = kinds(graph)
     assert "LayerNorm" not in found
     assert found.count("RowMoments") == 1 + behind
-    assert found.count("MomentsConv2D") == 1 + before + 2 * behind
+    assert found.count("MomentsConv2D") == 1 + before + 2 * behind + (case == "turned")
     for got, want in zip(evaluate_graph(tell_moments(graph, CUDA), data), evaluate_graph(graph, data), strict=True):
         np.testing.assert_allclose(got, want, atol=2e-4, rtol=2e-4)
 
@@ -190,9 +201,16 @@ def test_what_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tell_moments(graph, CUDA) is graph  # kernels of so few rows overlap
 
 
+def test_norms_that_the_layer_in_front_takes_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, _ = network((1, 8, 16, 64), 256, before=False)
+    assert "LayerNorm" not in kinds(graph)
+    monkeypatch.setattr(pointwise, "normed_pays", lambda *_: True)
+    assert "LayerNorm" in kinds(graph)
+
+
 def test_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    for channels in (512, 768):
+    for channels in (768, 1024):
         assert "LayerNorm" not in kinds(
             network((1, 64, 128, channels), channels, outputs=(4 * channels, 3 * channels))[0]
         )
