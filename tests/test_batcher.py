@@ -556,6 +556,60 @@ def test_of_a_closed_model() -> None:
         model.batcher()
 
 
+SIGNALLED = """
+    import os, random, signal, sys, threading, time
+    sys.path.insert(0, sys.argv[1])
+    from test_threads import inputs, is_right, network
+    import litegpu
+    kind = sys.argv[2]
+    x, y = inputs(0)
+    model = litegpu.load(network(), "cpu")
+    random.seed(1)
+    handled, futures = 0, []
+    for attempt in range(40):
+        batcher = model.batcher(8, max_delay_ms=0)
+        over = []
+        def handler(*_):
+            global handled
+            handled += 1
+            over.append(True)
+            if kind == "close":
+                batcher.close()
+            elif kind == "submit":
+                changed = x.copy()
+                futures.append(batcher.submit(changed, y))
+                changed[...] = 0
+            elif kind == "call":
+                try:
+                    assert is_right(batcher(x, y), x, y)
+                except litegpu.errors.InvokeError as error:
+                    assert "set a flag" in str(error)
+            assert batcher.statistics.failed == 0
+        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(0.002, 0.03))
+        try:
+            while not over:
+                assert is_right(batcher.submit(x, y).result(), x, y)
+        except litegpu.errors.InvokeError as error:
+            assert kind == "close" and "closed" in str(error), error
+        batcher.close()
+    assert handled == 40
+    assert all(is_right(future.result(60), x, y) for future in futures)
+    print("over", flush=True)
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs signals")
+@pytest.mark.parametrize("kind", ["close", "submit", "call"])
+def test_in_a_signal_handler(kind: str) -> None:
+    """That has interrupted a call of the batcher in the same thread: a service that is told to end closes it there."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(SIGNALLED), str(Path(__file__).parent), kind],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0 and done.stdout == "over\n", done.stderr
+
+
 def test_interrupted_anywhere(model: litegpu.LoadedModel) -> None:
     """Ctrl-C in a caller reaches it, and nobody else; nothing hangs."""
     with model.batcher(4) as batcher:

@@ -16,7 +16,7 @@ import numpy as np
 
 from litegpu import fork
 from litegpu.arguments import converted, count
-from litegpu.background import InferenceFuture
+from litegpu.background import InferenceFuture, leave
 from litegpu.batching.batch import Request, too_late
 from litegpu.batching.collector import Rules
 from litegpu.batching.lanes import Lanes
@@ -132,6 +132,11 @@ class Batcher:
                 "A callback of a batcher's future cannot wait for another call of the batcher, as that might need the "
                 "thread that the callback runs in: give the call to submit()"
             )
+        if self._lanes.interrupted_here:
+            raise InvokeError(
+                "A signal handler or a finalizer has interrupted a call of the batcher in this thread, and cannot wait "
+                "for another one, as that might need the first to go on: give it to submit(), or set a flag"
+            )
         request = self._request(args, kwargs, timeout, waited=True)
         try:
             self._enter(request)
@@ -146,10 +151,14 @@ class Batcher:
     def submit(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> InferenceFuture[Any]:
         """The same in the background: a concurrent.futures.Future of the outputs, which can be cancelled until its
         batch begins, and awaited. `timeout` is looked at when the batch begins and when it ends. Waits where too many
-        rows do, unless when_full="raise"."""
+        rows do, unless when_full="raise". In a signal handler or a finalizer that has interrupted a call in the same
+        thread it does not wait: what goes wrong from then on is the future's."""
         request = self._request(args, kwargs, _seconds(timeout), waited=False)
         assert request.future is not None
-        self._enter(request)
+        if self._lanes.interrupted_here:
+            self._put_off(request)
+        else:
+            self._enter(request)
         return request.future
 
     async def call_async(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
@@ -177,7 +186,8 @@ class Batcher:
 
     def close(self, *, drain: bool = True) -> None:
         """Take no more calls, compute what waits (without `drain`: end it with InvokeError), and free the device's
-        memory. May be called twice, and while others call: those get InvokeError."""
+        memory. May be called twice, and while others call: those get InvokeError. In a signal handler or a finalizer
+        that has interrupted a call in the same thread it does not wait."""
         self._lanes.close(drain=drain)
 
     def __enter__(self) -> Self:
@@ -289,6 +299,19 @@ class Batcher:
                 hope.fulfilled = gate.acquire(timeout=seconds)
             if not hope.fulfilled and left is not None and left <= seconds:
                 raise too_late("before there was room for its rows")
+
+    def _put_off(self, request: Request) -> None:
+        """The same in another thread, of copies, as the caller may change theirs."""
+        assert request.arrays is not None
+        request.arrays = {name: array.copy() for name, array in request.arrays.items()}
+
+        def enter() -> None:
+            try:
+                self._enter(request)
+            except BaseException as error:
+                request.fail(error)
+
+        leave(enter)
 
     async def _enter_async(self, request: Request) -> None:
         while True:

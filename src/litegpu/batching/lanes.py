@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import logging
+import sys
 import threading
 import time
 from collections import deque
@@ -142,6 +144,8 @@ class Lanes:
 
     def statistics(self) -> BatcherStatistics:
         native = None if self._native is None or self._forked_away else self._native.numbers()
+        if self.interrupted_here and self._lock.locked():  # by what this has interrupted, perhaps
+            return self.counts.summary(self._collector.waiting, 0, native)
         with self._lock:
             running = sum(batch.rows for batch in self._collector.running)
             return self.counts.summary(self._collector.waiting, running, native)
@@ -156,11 +160,14 @@ class Lanes:
 
     def close(self, *, drain: bool = True, wait: bool = True) -> None:
         """Take no more; with `drain` compute what waits, else end it with InvokeError. With `wait` return when all is
-        done and freed, else at once."""
+        done and freed, else, and where `interrupted_here`, at once."""
         if self._forked_away:
             return
         if self._native is not None:
             self._native.close(drain=drain)
+        if self.interrupted_here:
+            leave(functools.partial(self.close, drain=drain, wait=False))
+            return
         self._finish(drop=not drain)
         if not drain:
             leave(self._drop)  # no signal interrupts threads, so no call is forgotten
@@ -171,6 +178,20 @@ class Lanes:
     def answers_here(self) -> bool:
         """Whether this thread calls the callbacks of a batch, and so cannot wait for another, which might need it."""
         return threading.get_ident() in self._answering
+
+    @property
+    def interrupted_here(self) -> bool:
+        """Whether a signal handler or a finalizer asks that has interrupted a call of ours in this thread, which may
+        hold the lock, or a lane, and goes on only when the handler is done. Told by the frames of the thread, so that
+        nothing has to be undone, whatever interrupts whom."""
+        if self.answers_here:
+            return False
+        frame = sys._getframe(1)
+        while frame is not None:
+            if frame.f_code in _IN_THE_MIDST and frame.f_locals.get("self") is self:
+                return True
+            frame = frame.f_back  # type: ignore[assignment]
+        return False
 
     def settle(self) -> None:
         """The end of the process: compute nothing more."""
@@ -486,3 +507,7 @@ def _settle_all() -> None:
     """Native code must not be at work while the process is taken down."""
     for one in list(_living):
         one.settle()
+
+
+#: What holds the lock, or a lane, in threads of callers.
+_IN_THE_MIDST = {method.__code__ for method in (Lanes.place, Lanes.forget, Lanes.statistics, Lanes._finish)}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from litegpu.gpu.program import Dispatch, Program
@@ -102,7 +104,6 @@ def shared_memory_percent(shared_bytes: int) -> int:
     return 100 if shared_bytes <= SMALL_SHARED_BYTES else SHARED_MEMORY_PERCENT
 
 
-def mostly_little(sizes: list[int]) -> bool:
-    """latency_bound() of the bytes that each kernel touches beside constants."""
-    found, count = sorted(sizes), len(sizes)
-    return count > 0 and found[(count - 1) // 2] + found[count // 2] <= 2 * LITTLE_BYTES  # the median
+def mostly_little(sizes: Sequence[int], little: int | None = None) -> bool:
+    """latency_bound() of the bytes that each kernel touches beside constants, or for so many."""
+    return len(sizes) > 0 and statistics.median(sizes) <= (LITTLE_BYTES if little is None else little)

@@ -22,4 +22,5 @@ def device(device: Any) -> Any:
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles are chosen as where each kernel has the device to itself: test_overlapped.py has the others."""
     for module in (convolution, overlapped):
-        monkeypatch.setattr(module, "will_overlap", lambda graph: False)
+        for name in ("will_overlap", "overlaps_tiles"):
+            monkeypatch.setattr(module, name, lambda graph: False)

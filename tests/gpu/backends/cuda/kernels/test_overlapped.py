@@ -22,13 +22,21 @@ from litegpu.gpu.backends.cuda.kernels import (
     window,
 )
 from litegpu.gpu.backends.cuda.kernels.channelwise import Channelwise
-from litegpu.gpu.backends.cuda.kernels.layer import RowNorm
-from litegpu.gpu.backends.cuda.kernels.overlapped import divisions, more_divisions, more_tiles, tiles, will_overlap
+from litegpu.gpu.backends.cuda.kernels.layer import Layer, RowNorm
+from litegpu.gpu.backends.cuda.kernels.overlapped import (
+    divisions,
+    more_divisions,
+    more_tiles,
+    overlaps_tiles,
+    tiles,
+    will_overlap,
+)
 from litegpu.gpu.backends.cuda.kernels.prologue import factors_bytes
 from litegpu.gpu.backends.cuda.kernels.specialized import SpecializedTile
 from litegpu.gpu.backends.cuda.kernels.tile import MOST_SHARED_BYTES, WorkgroupTile
 from litegpu.gpu.backends.cuda.overlap import SHARED_BYTES
 from litegpu.gpu.graph import Conv2D, DType, GraphBuilder, LayerNorm
+from litegpu.gpu.lang.features import Features
 from litegpu.gpu.view import padded
 
 SAME = Conv2D(padding=(1, 1))
@@ -136,8 +144,11 @@ def test_normalised_rows_take_longer() -> None:
     assert overlapped.tile_cost(norm, tile_of, 132) > overlapped.tile_cost(plain, tile_of, 132)
 
 
-@pytest.mark.parametrize("batch, width, expected", ((1, 64, True), (64, 64, False), (1, 2048, True)))
-def test_which_graphs(batch: int, width: int, expected: bool) -> None:
+@pytest.mark.parametrize(
+    "batch, width, expected, tiled",
+    ((1, 64, True, True), (8, 64, False, True), (64, 64, False, False), (1, 2048, True, True)),
+)
+def test_which_graphs(batch: int, width: int, expected: bool, tiled: bool) -> None:
     """However large the weights are."""
     builder = GraphBuilder()
     side = 56 if width == 64 else 7
@@ -147,4 +158,30 @@ def test_which_graphs(batch: int, width: int, expected: bool) -> None:
         y = builder.value((batch, side, side, width), DType.FLOAT32)
         builder.node(Conv2D(), [x, builder.constant(np.eye(width, dtype=np.float32).reshape(width, 1, 1, width))], y)
         x = y
-    assert will_overlap(builder.graph([first], [x])) is expected
+    graph = builder.graph([first], [x])
+    assert will_overlap(graph) is expected and overlaps_tiles(graph) is tiled
+
+
+def test_tiles_of_one_round() -> None:
+    """Where kernels do not overlap, but are small: layers of two rounds of workgroups become ones of one, others stay,
+    and so do shallow ones."""
+
+    def chosen(rows: int, depth: int, outputs: int, alone: bool) -> tuple[object, object]:
+        weights = np.ones((outputs, 1, 1, depth), np.float32)
+        layer = Layer(
+            Conv2D(), padded(0, (1, 1, rows, depth), DType.FLOAT16), weights, (1, 1, rows, outputs), True, run=8
+        )
+        _, make, one = convolution._chosen(
+            layer, Features(float16=True, native="cuda", capability=90, compute_units=132), alone, alone=alone
+        )[1]
+        return make, one
+
+    def groups(rows: int, outputs: int, one: object) -> int:
+        assert isinstance(one, SpecializedTile)
+        return -(-rows // one.rows) * -(-outputs // one.columns) * one.split
+
+    make, one = chosen(784, 2048, 512, True)  # ResNet-50's last, 16 images
+    assert make is specialized.launch and groups(784, 512, one) <= 132
+    assert groups(784, 512, chosen(784, 2048, 512, False)[1]) > 132
+    for rows, depth, outputs in ((6304, 192, 192), (100352, 64, 32), (8192, 768, 2304)):
+        assert chosen(rows, depth, outputs, True) == chosen(rows, depth, outputs, False)

@@ -29,7 +29,7 @@ from litegpu.gpu.backends.cuda.kernels import (
 )
 from litegpu.gpu.backends.cuda.kernels.layer import Layer, has_functions, is_half, residuals_of, stored_constants
 from litegpu.gpu.backends.cuda.kernels.offer import Option, cheapest
-from litegpu.gpu.backends.cuda.kernels.overlapped import will_overlap
+from litegpu.gpu.backends.cuda.kernels.overlapped import overlaps_tiles, will_overlap
 from litegpu.gpu.backends.cuda.kernels.prologue import constants_of, factors_bytes, files_of, instructions, operands_of
 from litegpu.gpu.backends.cuda.kernels.source import Where, label_of, native_launch
 from litegpu.gpu.backends.cuda.kernels.tile import (
@@ -58,6 +58,9 @@ GATHERED = 0.5
 #: not to be taken for a tenth less than others whose estimates are better. (64x64x256 by 3x3, on an H200: 11.3 us
 #: estimated and 21 taken, by specialized.cu 12.0 and 12.5.)
 WINDOWS = 1.1
+#: The depth of layers of one round, at least, for which tiles for overlapping kernels are taken where others do not
+#: overlap: ViT's of 192 took 1 to 2% longer.
+LEAST_ROUND_DEPTH = 256
 #: Sums of a thread, at most, where it keeps what the epilogue reads beside them.
 MOST_SUMS_AHEAD = 16
 #: What pixels that are joined must take of what they take one by one: 0.57 to 0.76 by estimates for windows that move
@@ -93,20 +96,27 @@ def fastest(ctx: KernelContext, layer: Layer, where: Where | None = None) -> Lau
     others if some are to be measured. `where`: as for native_launch, if the layer's output is a part of the node's."""
     layer = _of_wider_pixels(layer, ctx.features)
     units = ctx.features.compute_units
-    together = ctx.features.capability == WARPGROUP_CAPABILITY and will_overlap(ctx.graph)
-    kernels, first = _chosen(layer, ctx.features, together)
+    overlapping = alone = False
+    if ctx.features.capability == WARPGROUP_CAPABILITY:
+        overlapping = will_overlap(ctx.graph)
+        alone = not overlapping and overlaps_tiles(ctx.graph) and layer.norm is None
+    kernels, first = _chosen(layer, ctx.features, overlapping or alone, alone=alone)
     options = [(of(layer, one, units), make, one) for of, make, found in kernels for one in found[: ctx.most]]
     return cheapest(ctx, layer, options, where, first=first)
 
 
-def _chosen(layer: Layer, features: Features, overlapping: bool) -> tuple[list[_Kernel], Option]:
-    """All kernels, and what to take of them: of a program whose kernels overlap, or one whose do not."""
+def _chosen(
+    layer: Layer, features: Features, overlapping: bool, *, alone: bool = False
+) -> tuple[list[_Kernel], Option]:
+    """All kernels, and what to take of them: of a program whose kernels overlap, or one whose do not. `alone`: they do
+    not, and are small enough for the same tiles."""
     kernels = _kernels(layer, features)
-    if overlapping:  # where it was not measured
+    if overlapping and not alone:  # where it was not measured
         kernels = [kernel for kernel in kernels if kernel[1] is not pingpong.launch]
     first = _cheapest(layer, kernels, features.compute_units)
-    if layer.half and overlapping and layer.gate is None:  # gates were not measured
-        return _overlapping(layer, kernels, first, features)
+    large = alone and first[1] is pingpong.launch
+    if layer.half and overlapping and layer.gate is None and not large:  # gates were not measured
+        return _overlapping(layer, kernels, first, features, alone=alone)
     return kernels, first
 
 
@@ -189,10 +199,10 @@ def _cheapest(layer: Layer, kernels: Sequence[_Kernel], units: int) -> Option:
 
 
 def _overlapping(
-    layer: Layer, kernels: Sequence[_Kernel], chosen: Option, features: Features
+    layer: Layer, kernels: Sequence[_Kernel], chosen: Option, features: Features, *, alone: bool
 ) -> tuple[list[_Kernel], Option]:
     """The kernels and what to take of them in a program whose kernels overlap: what was chosen for kernels that have
-    the device to themselves, or what is clearly faster there."""
+    the device to themselves, or what is clearly faster there. `alone`: of one whose do not, but are as small."""
     units, capability = features.compute_units, features.capability
     stems, (of_tile, _, _) = overlapped.stems(layer, units), kernels[0]
     found: list[_Kernel] = [
@@ -206,15 +216,28 @@ def _overlapping(
         (overlapped.tile_cost, launch, overlapped.tiles(layer, product_of(layer, capability), units)),
     ]
     _, make, one = chosen
-    if make is stem.launch:
+    if make is stem.launch and not alone:
         one = stems[0]
     estimates = {launches: estimate for estimate, launches, _ in found}
     own = (of_tile if make is launch and not overlapped.knows(layer) else estimates[make])(layer, one, units)
     least, first = own - overlapped.CLEARLY, (own, make, one)
     for estimate, launches, candidates in found:
-        if candidates and (there := estimate(layer, candidates[0], units)) < least:
+        if not candidates or (alone and not _is_one_round(layer, launches, candidates[0], units)):
+            continue
+        if (there := estimate(layer, candidates[0], units)) < least:
             least, first = there, (there, launches, candidates[0])
     return found if overlapped.knows(layer) else [kernels[0], *found], first
+
+
+def _is_one_round(layer: Layer, launches: Callable[..., Launch], one: object, units: int) -> bool:
+    """Whether each multiprocessor has a workgroup at most, and enough to do: where kernels do not overlap, the
+    estimates for those that do are better than others there."""
+    if launches in (halo.launch, wide_stem.launch):  # whose workgroups stay
+        return True
+    if launches is not specialized.launch or not isinstance(one, specialized.SpecializedTile):
+        return False
+    rows, columns = -(-math.prod(layer.shape[:3]) // one.rows), -(-layer.shape[3] // one.columns)
+    return layer.depth >= LEAST_ROUND_DEPTH and rows * columns * one.split <= units
 
 
 def product_of(layer: Layer, capability: int) -> TileProduct:

@@ -49,16 +49,30 @@ CLEARLY = 0.18
 #: Layers of more than 5 us take so much, and so many times the estimate. (VGG-16's of 7 to 12 us.)
 LONG = (-0.5, 1.1)
 
-_overlaps: weakref.WeakKeyDictionary[Graph, bool] = weakref.WeakKeyDictionary()
+#: Up to what most of a program's kernels touch, beside constants, these estimates choose the tiles of convolutions of
+#: one round, too, while all else is chosen as for kernels that have the device to themselves (docs/performance.md).
+MOST_TILED_BYTES = 14 << 20
+
+_touched: weakref.WeakKeyDictionary[Graph, list[int]] = weakref.WeakKeyDictionary()
 
 
 def will_overlap(graph: Graph) -> bool:
     """Whether the kernels of the program that a graph in float16 becomes will overlap (overlap.latency_bound())."""
-    found = _overlaps.get(graph)
+    return mostly_little(_bytes_of(graph))
+
+
+def overlaps_tiles(graph: Graph) -> bool:
+    """The same for the tiles of convolutions."""
+    return mostly_little(_bytes_of(graph), MOST_TILED_BYTES)
+
+
+def _bytes_of(graph: Graph) -> list[int]:
+    """That each node touches beside constants."""
+    found = _touched.get(graph)
     if found is None:
         sizes = {v: 0 if value.is_constant else 2 * math.prod(value.shape) for v, value in graph.values.items()}
-        found = mostly_little([sum(sizes[v] for v in {*node.reads, node.output}) for node in graph.nodes])
-        _overlaps[graph] = found
+        found = [sum(sizes[v] for v in {*node.reads, node.output}) for node in graph.nodes]
+        _touched[graph] = found
     return found
 
 
