@@ -53,9 +53,9 @@ def test_not_while_garbage_is_collected(collector: list[Any]) -> None:
     with pytest.raises(KeyboardInterrupt):
         gc.collect()
         collector.clear()
-        time.sleep(10)
+        time.sleep(60)
     assert told and all(told) and not in_finalizer(sys._getframe())
-    assert time.perf_counter() - start < 5, "it ends a sleep"
+    assert time.perf_counter() - start < 30, "it ends a sleep"
 
 
 def test_raised_again_if_it_is_swallowed(collector: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:

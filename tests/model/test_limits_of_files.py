@@ -499,3 +499,12 @@ def test_an_offset_before_the_content() -> None:
     """Python would count a negative place from the end."""
     with pytest.raises(ValueError, match="leads to byte -200 of 3"):
         flexbuffer.numbers(bytes([200, 9 << 2, 1]))
+
+
+def test_a_map_has_as_many_keys_as_values() -> None:
+    """The official decoder reads a key for each value, whatever is behind the last."""
+    content = bytearray([*b"a\0", 1, 3, 1, 1, 1, 5, 1 << 2, 2, 9 << 2, 1])  # a key, keys, values, types, the root
+    assert flexbuffer.numbers(bytes(content)) == {"a": 5.0}
+    content[2] = 2
+    with pytest.raises(ValueError, match="a map of 1 entries"):
+        flexbuffer.numbers(bytes(content))
