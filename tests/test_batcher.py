@@ -556,6 +556,19 @@ def test_of_a_closed_model() -> None:
         model.batcher()
 
 
+def test_statistics_wait_for_other_threads(model: litegpu.LoadedModel) -> None:
+    """What they tell is of one moment, unless a signal handler asks in the midst of a call."""
+    with model.batcher(4) as batcher:
+        told: list[Any] = []
+        thread = threading.Thread(target=lambda: told.append(batcher.statistics))
+        with batcher._lanes._lock:
+            thread.start()
+            thread.join(0.3)
+            assert not told
+        thread.join(60)
+        assert told[0].running == 0
+
+
 SIGNALLED = """
     import os, random, signal, sys, threading, time
     sys.path.insert(0, sys.argv[1])

@@ -143,7 +143,7 @@ class _Telling:
             is_finite(weights)
             and fits_half(weights)
             and list(self.graph.values[x].shape[:3]) == lead
-            and self.lies(x)
+            and self.rows.lies(x)
             and all(self.reads(v, (*lead, outputs)) for v in node.operands)
         )
 
@@ -152,11 +152,7 @@ class _Telling:
         value = self.graph.values[v]
         if value.is_constant:
             return value.dtype is DType.FLOAT32 and value.shape in ((1, 1, 1, shape[3]), (1, 1, 1, 1))
-        return value.shape == shape and self.lies(v)
-
-    def lies(self, v: int) -> bool:
-        """What a norm gives may become what it has normalised."""
-        return self.rows.lies(v)
+        return value.shape == shape and self.rows.lies(v)
 
     def layer(self, node: Node) -> Layer:
         """As the kernels will see it, if nothing lies elsewhere."""
