@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from litegpu.gpu.graph import RESULT, Concat, Copy, DType, Graph, Reshape
+from litegpu.gpu.graph import RESULT, Concat, Copy, DType, Graph, Node, Reshape
 from litegpu.gpu.passes.decisions import values_decided_on
 from litegpu.gpu.view import follow, padded
 
 #: Channels that are copied, or stored, at once.
 TOGETHER = 8
+
+
+def is_reshaping(node: Node) -> bool:
+    """Whether it is a copy that leaves all elements in their order."""
+    if not isinstance(node.op, Copy) or node.epilogue != RESULT:
+        return False
+    return all(isinstance(step, Reshape) for step in node.op.steps)
 
 
 class InRows:
@@ -44,10 +51,8 @@ class InRows:
         for node in self._consumers[v]:
             if self._goes_elsewhere(node.op, node.output):
                 return True
-            if isinstance(node.op, Copy):
-                reshaped = all(isinstance(step, Reshape) for step in node.op.steps) and node.epilogue == RESULT
-                if not reshaped or self.is_moved(node.output):
-                    return True
+            if isinstance(node.op, Copy) and (not is_reshaping(node) or self.is_moved(node.output)):
+                return True
         return False
 
     def is_joined(self, v: int) -> bool:

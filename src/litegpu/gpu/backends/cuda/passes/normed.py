@@ -10,13 +10,11 @@ import numpy as np
 from litegpu.gpu.backends.cuda.kernels import pointwise
 from litegpu.gpu.backends.cuda.kernels.specialized import LEAST_HALVES
 from litegpu.gpu.backends.cuda.kernels.tile import WARPGROUP_CAPABILITY
-from litegpu.gpu.backends.cuda.passes.in_rows import InRows
+from litegpu.gpu.backends.cuda.passes.in_rows import InRows, is_reshaping
 from litegpu.gpu.graph import (
-    RESULT,
     Apply,
     Arg,
     Conv2D,
-    Copy,
     DType,
     Expr,
     Graph,
@@ -24,7 +22,6 @@ from litegpu.gpu.graph import (
     LayerNorm,
     Node,
     PointwiseConv2D,
-    Reshape,
     arguments,
     fits_half,
     sources_of,
@@ -67,9 +64,9 @@ class _Joining:
         """What is to be normalised, and what that is another shape of, if it is."""
         found = [node.inputs[0]]
         source = self.producer.get(found[0])
-        if source is not None and isinstance(source.op, Copy) and source.epilogue == RESULT:
+        if source is not None and is_reshaping(source):
             before, after = (self.graph.values[v].shape for v in (source.inputs[0], found[0]))
-            if before[3] == after[3] and all(isinstance(step, Reshape) for step in source.op.steps):
+            if before[3] == after[3]:
                 found.append(source.inputs[0])
         return found
 

@@ -13,11 +13,10 @@ from litegpu.gpu.backends.cuda.kernels.channelwise import Channelwise, read_chan
 from litegpu.gpu.backends.cuda.kernels.layer import Layer, ToldNorm, has_functions
 from litegpu.gpu.backends.cuda.kernels.pingpong import PingpongTile
 from litegpu.gpu.backends.cuda.kernels.tile import WARPGROUP_CAPABILITY
-from litegpu.gpu.backends.cuda.passes.in_rows import InRows
+from litegpu.gpu.backends.cuda.passes.in_rows import InRows, is_reshaping
 from litegpu.gpu.backends.cuda.passes.normed import joined_norms, summands
 from litegpu.gpu.backends.cuda.passes.row_norm import is_finite, shifted, taken_in
 from litegpu.gpu.graph import (
-    RESULT,
     Arg,
     Conv2D,
     Copy,
@@ -28,7 +27,6 @@ from litegpu.gpu.graph import (
     LayerNorm,
     MomentsConv2D,
     Node,
-    Reshape,
     RowMoments,
     apply,
     arguments,
@@ -112,10 +110,10 @@ class _Telling:
 
     def is_recounted(self, node: Node) -> bool:
         """Whether it is a copy that counts rows in another way, and no more."""
-        if not isinstance(node.op, Copy) or node.epilogue != RESULT or node.output in self.graph.outputs:
+        if not is_reshaping(node) or node.output in self.graph.outputs:
             return False
         before, after = (self.graph.values[v].shape for v in (node.inputs[0], node.output))
-        return before[3] == after[3] and all(isinstance(step, Reshape) for step in node.op.steps)
+        return before[3] == after[3]
 
     def affine(self, node: Node) -> Channelwise | None:
         """What a norm's epilogue does with each channel, if that is all and its result is no other's business."""
