@@ -34,6 +34,7 @@ KERNELS = {
     "byte_softmax": ("softmax", "lanes_begin or odd_lengths or (test_rows and (shape0 or shape7))"),
     "columns": ("columns", "divided or True-100 or (some_tiles and residual)"),
     "depthwise": ("depthwise", "test_whole or test_blocks or (test_windows and block1 and op1)"),
+    "group_norm": ("group_norm", "test_groups and (8-256 or 1-64) or nan or wider"),
     "grouped": ("grouped", "infinite or (test_cases and 1x6x3)"),
     "halo": ("halo", "some_tiles and (2x2 or w3) and (same or strided or wide)"),
     "inverted": ("inverted", "nan or test_blocks or (test_activations and 16)"),

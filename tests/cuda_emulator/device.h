@@ -185,6 +185,7 @@ template <int pending> void copies_wait() {
 inline unsigned cluster_rank() { return emulator::current->rank; }
 inline float* own_shared(unsigned bytes) { return (float*)shared; }
 inline void cluster_arrive() { emulator::current->arrived = true; }
+inline void cluster_arrive_first() { cluster_arrive(); }
 inline void cluster_wait() {
   if (!emulator::current->arrived) emulator::fail("a thread waits for a cluster without having arrived");
   emulator::current->arrived = false;

@@ -29,6 +29,7 @@ from litegpu.gpu.graph import (
     DepthwiseConv2D,
     Excite,
     Gather,
+    GroupNorm,
     InstanceNorm,
     IntegerConv2D,
     IntegerDepthwiseConv2D,
@@ -195,6 +196,11 @@ def evaluate_op(op: Any, inputs: list[Array], shape: Shape) -> Array:
             whole = _joined_moments(moments, x.shape[1] * x.shape[2], x.shape[3])
             deviation = np.sqrt(whole[:, :, 1:] / (x.shape[1] * x.shape[2]) + epsilon)
             return np.asarray((x - whole[:, :, :1]) / deviation, np.float32)
+        case GroupNorm(groups, epsilon):
+            x = inputs[0].astype(np.float64).reshape(*inputs[0].shape[:3], groups, -1)
+            left = x - x.mean((1, 2, 4), keepdims=True)
+            deviation = np.sqrt((left * left).mean((1, 2, 4), keepdims=True) + epsilon)
+            return np.asarray((left / deviation).reshape(shape), np.float32)
         case Copy(steps):
             x = inputs[0]
             for step in steps:

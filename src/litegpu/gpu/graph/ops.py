@@ -380,6 +380,15 @@ class InstanceNorm:
 
 
 @dataclass(frozen=True)
+class GroupNorm:
+    """x [B,H,W,C]: (x - mean) / sqrt(variance + epsilon), with the mean and the variance over H, W and each of `groups`
+    equal parts of the channels. Made by a pass, for devices with a kernel that does it."""
+
+    groups: int
+    epsilon: float
+
+
+@dataclass(frozen=True)
 class Copy:
     """Movement of elements: `steps` applied in order to the input (steps may pass through any rank); the first step
     sees the input's B,H,W,C shape and the last one gives the output's."""
@@ -430,7 +439,7 @@ Op = (
     Elementwise | Conv2D | DepthwiseConv2D | SeparableConv2D | PointwiseConv2D | PairConv2D | PooledConv2D
     | MomentsConv2D | InvertedConv2D | MeanConv2D | Squeeze | Excite | TransposeConv2D
     | MatMul | Pool2D | Resize2D | Reduce | ArgReduce | LayerNorm | Moments | RowMoments
-    | JoinedMoments | InstanceNorm | Softmax
+    | JoinedMoments | InstanceNorm | GroupNorm | Softmax
     | Attention | Copy | Concat | Gather | Custom
     | IntegerConv2D | IntegerDepthwiseConv2D | IntegerInvertedConv2D | IntegerSeparableConv2D | IntegerTransposeConv2D
     | IntegerMatMul | IntegerSoftmax | Lookup

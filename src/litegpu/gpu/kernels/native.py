@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from litegpu.gpu.graph import Graph
+    from litegpu.gpu.graph import Graph, Shape
     from litegpu.gpu.kernels.context import KernelContext, Launch
     from litegpu.gpu.lang.features import Features
 
@@ -43,6 +43,9 @@ class Native(Protocol):
 
     def joins_moments(self, features: Features) -> bool:
         """Whether there is a kernel for JoinedMoments."""
+
+    def norms_groups(self, shape: Shape, groups: int, features: Features) -> bool:
+        """Whether there is a kernel for the GroupNorm of x [B,H,W,C] of that shape, and faster than others."""
 
     def multiplies_bytes(self, features: Features, work: ByteWork) -> bool:
         """Whether there are kernels of whole numbers with which a model is faster than with those of float16."""

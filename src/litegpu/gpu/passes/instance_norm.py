@@ -17,6 +17,7 @@ from litegpu.gpu.graph import (
     Expr,
     Graph,
     GraphBuilder,
+    GroupNorm,
     InstanceNorm,
     JoinedMoments,
     Literal,
@@ -24,6 +25,7 @@ from litegpu.gpu.graph import (
     Node,
     Reduce,
     Reshape,
+    Shape,
     apply,
     substitute,
     walk,
@@ -50,16 +52,17 @@ _LARGE, _LARGE_OF_ALL = 250_000, math.inf
 
 
 def join_instance_norm(graph: Graph, features: Features) -> Graph:
-    """The graph with Moments and InstanceNorm for (x - mean) / sqrt(variance + epsilon) over height and width, before
-    elementwise nodes are fused; what is computed of that by the same node is its epilogue. Two kernels do then what
-    took five or six, each of which waits for the one before; where kernels may overlap (those of native backends),
-    that is a gain for images that are not small, which are read twice rather than three times, and for groups of
-    channels, whose elements lie apart in what is computed of them otherwise. Those join the moments of parts and of
-    groups by a kernel of their own, JoinedMoments."""
+    """The graph with norms for (x - mean) / sqrt(variance + epsilon) over height and width, before elementwise nodes
+    are fused; what is computed of that by the same node is its epilogue. Where a native backend has one kernel for it
+    that is a GroupNorm, else Moments and an InstanceNorm: two kernels then do what took five or six, each of which
+    waits for the one before. Where kernels may overlap (those of native backends) the latter are a gain for images that
+    are not small, which are read twice rather than three times, and for groups of channels, whose elements lie apart in
+    what is computed of them otherwise; moments of parts and groups are joined by a kernel of their own, JoinedMoments.
+    """
     own = native.of(features)
     if own is not None and not own.joins_moments(features):
         return graph
-    search = _Search(graph, own is not None)
+    search = _Search(graph, features)
     found = [norm for node in graph.nodes if (norm := search.norm(node)) is not None]
     if not found:
         return graph
@@ -68,7 +71,7 @@ def join_instance_norm(graph: Graph, features: Features) -> Graph:
     builder = GraphBuilder(dict(graph.values), [])
     for node in graph.nodes:
         if node.output in last:
-            _put(builder, last[node.output], features)
+            _put(builder, last[node.output], features, own)
         elif node.output not in gone:
             builder.nodes.append(node)
     return drop_unused(builder.graph(graph.inputs, graph.outputs))
@@ -76,10 +79,12 @@ def join_instance_norm(graph: Graph, features: Features) -> Graph:
 
 @dataclass(frozen=True)
 class _Norm:
-    """What was found: x with its channels in `groups` (None: each by itself), and perhaps its batch in `rows`, the node
-    that gives the result, what it computes of that, and the values in between."""
+    """What was found: x with its channels in `groups` (None: each by itself), which lie side by side in the value
+    `whole`, and perhaps its batch in `rows`, the node that gives the result, what it computes of that, and the values
+    in between."""
 
     x: int
+    whole: int | None
     groups: int | None
     rows: bool
     last: Node
@@ -91,9 +96,10 @@ class _Norm:
 
 
 class _Search:
-    def __init__(self, graph: Graph, own: bool) -> None:
-        """`own`: the device has kernels that overlap, and one that joins moments."""
-        self.graph, self.producer, self.consumers, self.own = graph, graph.producer(), graph.consumers(), own
+    def __init__(self, graph: Graph, features: Features) -> None:
+        """With native kernels (`own`) kernels overlap, and there are some for JoinedMoments."""
+        self.graph, self.producer, self.consumers = graph, graph.producer(), graph.consumers()
+        self.features, self.own = features, native.of(features)
         copies: dict[tuple[Copy, int], int] = {}  # those who read groups of channels may have a copy each
         self.same = {
             n.output: copies.setdefault((n.op, n.inputs[0]), n.output)
@@ -107,7 +113,6 @@ class _Search:
         if axes is None:
             return None
         x, mean = self.same.get(node.inputs[0], node.inputs[0]), node.output
-        value = self.graph.values[x]
         variance: int | None = None
         found: dict[int, Expr] = {mean: MEAN}  # what is computed of the mean and the variance ...
         before: dict[int, frozenset[int]] = {mean: frozenset()}  # ... and the other values of `found` that it takes
@@ -116,20 +121,20 @@ class _Search:
             if not taken:
                 continue
             through = frozenset(taken).union(*(before[v] for v in taken))
-            if isinstance(later.op, Elementwise):
-                args = {
-                    i: X if self.same.get(v, v) == x else found.get(v, Arg(v)) for i, v in enumerate(later.operands)
-                }
+            if self.is_reshaped(later) and self.alike(later.inputs[0], later.output):
+                found[later.output], before[later.output] = found[later.inputs[0]], through
+            elif isinstance(later.op, Elementwise):
+                args = {i: X if self.is_same(v, x) else found.get(v, Arg(v)) for i, v in enumerate(later.operands)}
                 whole = substitute(later.epilogue, args)
                 if sum(isinstance(e, Apply) for e in walk(whole)) > _LARGEST:
                     continue
-                if variance is not None and self.graph.values[later.output].shape == value.shape:
+                if variance is not None and self.alike(later.output, x):
                     norm = self.judged(x, axes, later, whole, through)
                     if norm is not None:
                         return norm
                 found[later.output], before[later.output] = whole, through
             elif variance is None and (averaged := _averaged(later, axes)) is not None:
-                args = {i: X if self.same.get(v, v) == x else found.get(v, Arg(v)) for i, v in enumerate(later.inputs)}
+                args = {i: X if self.is_same(v, x) else found.get(v, Arg(v)) for i, v in enumerate(later.inputs)}
                 if root(substitute(averaged, args)) == apply("sub", X, MEAN):
                     variance = later.output
                     found[variance], before[variance] = _VARIANCE, through
@@ -144,21 +149,54 @@ class _Search:
         value = self.graph.values[x]
         if value.dtype is not DType.FLOAT32 or value.is_constant or math.prod(value.shape[i] for i in axes) < 2:
             return None
-        if self.own:
-            grouped = axes == _GROUPED and self.whole(x) is not None
-            of_all = axes == (1, 2, 3) or (axes == _ROWS and value.shape[0] == 1)
-            least = _LARGE if axes == (1, 2) else _LARGE_OF_ALL if of_all else math.inf
-            return axes if grouped or value.elements >= least else None
-        return axes if axes == (1, 2) else None
+        image = self.image(x, axes)
+        if image is None or self.own is None:
+            return axes if image is not None and axes == (1, 2) else None
+        shape, groups = image
+        least = _LARGE if axes == (1, 2) else 0 if axes == _GROUPED else _LARGE_OF_ALL
+        return axes if value.elements >= least or self.own.norms_groups(shape, groups, self.features) else None
+
+    def image(self, x: int, axes: tuple[int, ...]) -> tuple[Shape, int] | None:
+        """x as B,H,W,C, and the groups of channels over which a mean over these axes is one with the pixels; None if it
+        is none."""
+        shape = self.graph.values[x].shape
+        if axes == _GROUPED:
+            return None if self.whole(x) is None else ((shape[0], 1, shape[1], shape[2] * shape[3]), shape[2])
+        if axes == _ROWS:
+            return ((shape[1], 1, *shape[2:]), 1) if shape[0] == 1 else None
+        return {(1, 2): (shape, shape[3]), (1, 2, 3): (shape, 1)}.get(axes)
+
+    def is_reshaped(self, node: Node) -> bool:
+        """Whether the node gives its input in another shape and does nothing else."""
+        return (
+            isinstance(node.op, Copy) and node.epilogue == RESULT and all(isinstance(s, Reshape) for s in node.op.steps)
+        )
+
+    def alike(self, one: int, other: int) -> bool:
+        """Whether both have the same shape, or pixels of the same groups of channels in one axis or two."""
+        a, b = self.graph.values[one], self.graph.values[other]
+        return a.shape == b.shape or (a.shape[2:] == b.shape[2:] and a.elements == b.elements)
+
+    def is_same(self, v: int, x: int) -> bool:
+        """Whether v has the elements of x in their order, and is alike."""
+        return self.same.get(v, v) == x or (self.alike(v, x) and self.origin(v) == self.origin(x))
+
+    def origin(self, v: int) -> int:
+        """The value that has been given another shape, perhaps several times, to become v."""
+        while (node := self.producer.get(v)) is not None and self.is_reshaped(node):
+            v = node.inputs[0]
+        return v
 
     def whole(self, x: int) -> int | None:
         """The value, its channels last, whose channels x [B,H*W,groups,C/groups] has in groups."""
-        copy, (_, _, groups, each) = self.producer.get(x), self.graph.values[x].shape
-        if copy is None or not isinstance(copy.op, Copy) or copy.epilogue != RESULT:
-            return None
-        source = self.graph.values[copy.inputs[0]]
-        reshaped = all(isinstance(step, Reshape) for step in copy.op.steps) and source.dtype is DType.FLOAT32
-        return source.id if reshaped and source.shape[3] == groups * each and not source.is_constant else None
+        _, _, groups, each = self.graph.values[x].shape
+        v = x
+        while (node := self.producer.get(v)) is not None and self.is_reshaped(node):
+            v = node.inputs[0]
+            source = self.graph.values[v]
+            if source.shape[3] == groups * each and source.dtype is DType.FLOAT32 and not source.is_constant:
+                return v
+        return None
 
     def judged(self, x: int, axes: tuple[int, ...], last: Node, whole: Expr, gone: frozenset[int]) -> _Norm | None:
         """With `whole` as what `last` computes, of X, MEAN, _VARIANCE and Arg(v) for other values v, by way of the
@@ -184,7 +222,8 @@ class _Search:
             return None
         groups = {(1, 2): None, (1, 2, 3): 1, _ROWS: 1, _GROUPED: self.graph.values[x].shape[2]}[axes]
         sources = {i for v in (*gone, last.output) for i in self.producer[v].sources}
-        return _Norm(x, groups, axes == _ROWS, last, epsilon, found[0], tuple(found[1]), gone, tuple(sorted(sources)))
+        side, rows = self.whole(x) if axes == _GROUPED else None, axes == _ROWS
+        return _Norm(x, side, groups, rows, last, epsilon, found[0], tuple(found[1]), gone, tuple(sorted(sources)))
 
     def is_of_channels(self, v: int, x: int) -> bool:
         """Whether it is a constant of the groups of x, and what is in them, alone."""
@@ -220,7 +259,7 @@ def _number(expr: Expr, graph: Graph) -> float | None:
     return float(data.reshape(-1)[0]) if data is not None and data.size == 1 else None
 
 
-def _put(builder: GraphBuilder, norm: _Norm, features: Features) -> None:
+def _put(builder: GraphBuilder, norm: _Norm, features: Features, own: native.Native | None) -> None:
     values, last = builder.values, norm.last
     x, target = norm.x, values[last.output].shape
     apart = norm.groups is not None and norm.groups > 1  # its channels lie apart
@@ -233,23 +272,31 @@ def _put(builder: GraphBuilder, norm: _Norm, features: Features) -> None:
         x = _with_batch(builder, norm)
         operands = tuple(x if v == norm.x else v for v in operands)
     b, h, w, c = values[x].shape
-    parts = choose_parts((b, h, w, c), features)
-    moments = builder.node(Moments(parts), [x], builder.value((b, parts, 2, c), DType.FLOAT32), sources=norm.sources)
-    if features.native and (parts > 1 or norm.groups is not None):
-        joined = JoinedMoments(h * w, norm.groups or c)
-        moments = builder.node(joined, [moments], builder.value((b, 1, 2, c), DType.FLOAT32), sources=norm.sources)
-    moved = apart or norm.rows
+    groups, moved = norm.groups or c, apart or norm.rows
     result = builder.value((b, h, w, c), DType.FLOAT32, name=values[last.output].name) if moved else last.output
-    op = InstanceNorm(norm.epsilon)
-    builder.node(op, [x, moments], result, norm.epilogue, operands, norm.sources)
+    if own is not None and own.norms_groups((b, h, w, c), groups, features):
+        builder.node(GroupNorm(groups, norm.epsilon), [x], result, norm.epilogue, operands, norm.sources)
+    else:
+        moments = _moments(builder, x, groups, norm, features)
+        builder.node(InstanceNorm(norm.epsilon), [x, moments], result, norm.epilogue, operands, norm.sources)
     if moved:
         builder.node(Copy((Reshape((b, h, w, c), target),)), [result], last.output, sources=last.sources)
 
 
+def _moments(builder: GraphBuilder, x: int, groups: int, norm: _Norm, features: Features) -> int:
+    b, h, w, c = shape = builder.values[x].shape
+    parts = choose_parts(shape, features)
+    moments = builder.node(Moments(parts), [x], builder.value((b, parts, 2, c), DType.FLOAT32), sources=norm.sources)
+    if features.native and (parts > 1 or norm.groups is not None):
+        joined = JoinedMoments(h * w, groups)
+        moments = builder.node(joined, [moments], builder.value((b, 1, 2, c), DType.FLOAT32), sources=norm.sources)
+    return moments
+
+
 def _with_channels(builder: GraphBuilder, norm: _Norm) -> int:
     """x [B,H*W,groups,C/groups] as [B,H,W,C]."""
-    producer = {node.output: node for node in builder.nodes}
-    source = builder.values[producer[norm.x].inputs[0]]
+    assert norm.whole is not None
+    source = builder.values[norm.whole]
     b, n, groups, each = builder.values[norm.x].shape
     if source.shape[0] == b and source.shape[1] * source.shape[2] == n:
         return source.id

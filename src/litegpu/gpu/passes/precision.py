@@ -21,6 +21,7 @@ from litegpu.gpu.graph import (
     Expr,
     Gather,
     Graph,
+    GroupNorm,
     InstanceNorm,
     InvertedConv2D,
     LayerNorm,
@@ -192,6 +193,9 @@ class _Precision:
             case InstanceNorm():
                 largest = math.sqrt(math.prod(self.graph.values[node.inputs[0]].shape[1:3]))
                 return -largest, largest
+            case GroupNorm(groups):
+                largest = math.sqrt(math.prod(self.graph.values[node.inputs[0]].shape[1:]) / groups)
+                return -largest, largest
             case Reduce(kind, axes, prologue):
                 inner = _limits(prologue, [self.limits.get(v, _ANYTHING) for v in node.inputs])
                 if kind in ("max", "min", "mean"):
@@ -205,7 +209,7 @@ class _Precision:
 
     def normalisation(self, node: Node) -> None:
         """A value from which its own mean, or a sum of it, is taken away: what is left may be a small part of it."""
-        if isinstance(node.op, (LayerNorm, InstanceNorm)):
+        if isinstance(node.op, (LayerNorm, InstanceNorm, GroupNorm)):
             self.keep(node.inputs[0], "its mean is subtracted from it, or it is divided by its own size")
         if not isinstance(node.op, Reduce) or node.op.kind not in ("mean", "sum"):
             return

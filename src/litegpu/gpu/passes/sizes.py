@@ -31,6 +31,7 @@ from litegpu.gpu.graph import (
     Expr,
     Gather,
     Graph,
+    GroupNorm,
     InstanceNorm,
     IntegerConv2D,
     IntegerDepthwiseConv2D,
@@ -233,7 +234,7 @@ def _of_result(graph: Graph, node: Node, inputs: Sequence[Size]) -> Size:
             return _of_product(values[0].shape[2 if transpose_a else 3], x, inputs[1])
         case Attention():
             return inputs[2].joined
-        case LayerNorm() | InstanceNorm():
+        case LayerNorm() | InstanceNorm() | GroupNorm():
             return _UNIT
         case Softmax():
             share = 1.0 / max(1, values[0].shape[3])

@@ -11,6 +11,7 @@ from litegpu.gpu.backends.cuda.kernels import (
     convolution,
     depthwise,
     excite,
+    group_norm,
     integer,
     matmul,
     mean,
@@ -72,6 +73,7 @@ _LAUNCHES: dict[type[graph.Op], Callable[[KernelContext], list[Launch] | None]] 
     graph.Custom: recurrent.build,
     graph.DepthwiseConv2D: squeeze.build_depthwise,
     graph.Excite: excite.build,
+    graph.GroupNorm: group_norm.build,
     graph.IntegerConv2D: integer.build,
     graph.IntegerDepthwiseConv2D: depthwise.build,
     graph.IntegerInvertedConv2D: widening.build_bytes,
@@ -130,6 +132,10 @@ class CudaNative:
 
     def joins_moments(self, features: Features) -> bool:
         return features.capability >= LEAST_CAPABILITY
+
+    def norms_groups(self, shape: graph.Shape, groups: int, features: Features) -> bool:
+        capability, units = features.capability, features.compute_units
+        return capability >= LEAST_CAPABILITY and group_norm.pays(shape, groups, capability, units)
 
     def multiplies_bytes(self, features: Features, work: ByteWork) -> bool:
         if features.capability < LEAST_CAPABILITY:

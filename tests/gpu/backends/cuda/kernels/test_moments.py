@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from first_output import first_output
 
+from litegpu.gpu.backends.cuda import native
 from litegpu.gpu.build import build_program
 from litegpu.gpu.evaluate import evaluate_graph
 from litegpu.gpu.graph import (
@@ -30,6 +31,13 @@ from litegpu.gpu.passes import instance_norm, optimise
 CUDA = Features(float16=True, native="cuda", capability=90, compute_units=132)
 
 
+@pytest.fixture(autouse=True)
+def apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for images whose norms one kernel has no room for: test_group_norm.py has the others."""
+    monkeypatch.setattr(native.CudaNative, "norms_groups", lambda *_: False)
+
+
+@pytest.mark.cuda
 @pytest.mark.parametrize(
     ("shape", "parts", "groups"),
     [
@@ -98,6 +106,7 @@ def group_norm(
     return b.graph([x], [result])
 
 
+@pytest.mark.cuda
 @pytest.mark.parametrize("flat", [False, True])
 @pytest.mark.parametrize("kind", [{"copies": 3}, {}, {"factor": False}, {"factor": False, "scale": False}])
 def test_groups_of_channels(device: Any, kind: dict[str, Any], flat: bool) -> None:
@@ -157,6 +166,7 @@ def test_large_images(axes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) ->
     np.testing.assert_allclose(evaluate_graph(found, [data])[0], evaluate_graph(graph, [data])[0], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.cuda
 @pytest.mark.parametrize(("factors", "joined"), [((), True), ((1, 1, 1, 24), True), ((1, 3, 1, 1), False)])
 def test_large_images_in_rows(
     device: Any, factors: tuple[int, ...], joined: bool, monkeypatch: pytest.MonkeyPatch

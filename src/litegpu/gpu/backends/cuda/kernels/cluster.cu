@@ -11,6 +11,8 @@ INLINE unsigned cluster_rank() {
 }
 // All threads of the cluster: what each did before it arrived is seen by all after they waited.
 INLINE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+// The same of a thread that has done nothing yet that others have to see.
+INLINE void cluster_arrive_first() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 INLINE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 // Store in the shared memory of workgroup number `rank`, where `at` is in this one's, which has `bytes`.
