@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,13 @@ from first_output import first_output
 
 from litegpu.gpu.backends.cuda.compile import compile_kernels
 from litegpu.gpu.backends.cuda.kernels import attention, short_attention, warpgroup_attention
+from litegpu.gpu.backends.cuda.kernels.side_by_side import can_join
 from litegpu.gpu.build import build_program
 from litegpu.gpu.evaluate import evaluate_graph
 from litegpu.gpu.graph import RESULT, Arg, Attention, Conv2D, DType, Expr, Graph, GraphBuilder, apply
+from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.lang.features import Features
+from litegpu.gpu.program import Program
 
 CASES: dict[str, dict[str, Any]] = {
     "one tile": dict(m=16, n=64, d=16, e=16),
@@ -38,6 +42,26 @@ CASES: dict[str, dict[str, Any]] = {
     "fused": dict(m=20, n=65, d=16, e=16, fused=True),
     "learnt queries": dict(lead=(1, 2), m=33, n=65, d=16, e=16, learnt="q"),
     "learnt keys": dict(m=9, n=40, d=5, e=3, learnt="kv"),
+}  # fmt: skip
+#: Warps down and across, keys of a step, workgroups that divide the keys; with what.
+DIVIDED: dict[str, tuple[tuple[int, int, int, int], dict[str, Any]]] = {
+    "one query": ((1, 4, 64, 8), dict(lead=(2, 2), m=1, n=512, d=64, e=64)),
+    "one query of halves": ((1, 4, 64, 8), dict(lead=(1, 2), m=1, n=500, d=64, e=64, inner="qkv")),
+    "two parts": ((2, 2, 64, 2), dict(lead=(1, 2), m=37, n=197, d=64, e=64, inner="qkv")),
+    "four parts": ((1, 4, 64, 4), dict(lead=(2, 2), m=20, n=199, d=24, e=40)),
+    "three of eight without keys": ((1, 4, 64, 8), dict(m=20, n=600, d=16, e=16)),
+    "many rows": ((4, 1, 64, 2), dict(m=70, n=300, d=100, e=128)),
+    "rings": ((1, 4, 64, 2), dict(lead=(1, 2), m=9, n=500, d=32, e=32, inner="qkv")),
+    "at once": ((1, 8, 128, 2), dict(lead=(1, 2), m=40, n=197, d=64, e=64)),
+    "odd channels": ((1, 4, 64, 4), dict(m=3, n=205, d=5, e=3)),
+    "shared heads": ((1, 4, 64, 2), dict(lead=(2, 3), m=9, n=129, d=16, e=16, shared=(2, 1))),
+    "mask": ((1, 4, 64, 4), dict(lead=(2, 2), m=9, n=260, d=16, e=16, mask=(2, 1, 9, 260))),
+    "row mask": ((1, 4, 64, 2), dict(lead=(2, 2), m=20, n=333, d=16, e=16, mask=(2, 1, 1, 333), inner="qkv")),
+    "constant mask": ((1, 4, 64, 2), dict(lead=(1, 2), m=20, n=130, d=16, e=16, mask=(1, 2, 20, 130), constant=True)),
+    "causal": ((2, 2, 64, 4), dict(m=90, n=250, d=16, e=16, mask=(1, 1, 90, 250), causal=-np.inf, beyond=3)),
+    "parts that count for nothing": ((1, 4, 64, 4), dict(m=20, n=250, d=16, e=16, mask=(1, 1, 1, 250), off=150)),
+    "fused": ((1, 4, 64, 2), dict(m=20, n=165, d=16, e=16, fused=True)),
+    "learnt queries": ((1, 4, 64, 8), dict(m=33, n=470, d=16, e=16, learnt="q", inner="kv")),
 }  # fmt: skip
 
 
@@ -129,15 +153,130 @@ def test_nan_and_rows_without_keys(device: Any) -> None:
     assert bad[3] and bad[5] and bad.sum() == 2 and np.isfinite(got[0, 0, ~bad]).all()
 
 
+def divide(monkeypatch: pytest.MonkeyPatch, *sizes: int) -> None:
+    """Such a division, whatever the estimates say."""
+    monkeypatch.setattr(attention, "divisions", lambda ctx, units: [attention.AttentionDivision(*sizes)])
+    monkeypatch.setattr(short_attention, "divisions", lambda *_: [])
+    monkeypatch.setattr(warpgroup_attention, "ranked", lambda *_: [])
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("case", DIVIDED)
+def test_keys_divided_by_a_cluster(device: Any, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    needs_clusters(device)
+    sizes, options = DIVIDED[case]
+    divide(monkeypatch, *sizes)
+    graph, data = network(**options)
+    program = build_program(graph, device.features, "cuda", half=True)
+    assert split_of(program) == sizes[3]
+    got = first_output(device, program, data, graph.values[graph.outputs[0]].shape)
+    want = evaluate_graph(graph, data)[0]
+    assert np.isfinite(got).all()
+    assert np.linalg.norm(got - want) <= 4e-3 * np.linalg.norm(want)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("split", [2, 4])
+def test_nan_in_one_of_the_parts(device: Any, monkeypatch: pytest.MonkeyPatch, split: int) -> None:
+    """Of a key, a value or a query, and of rows that see nothing."""
+    needs_clusters(device)
+    divide(monkeypatch, 1, 4, 64, split)
+    graph, data = network(lead=(1, 3), m=20, n=230, d=16, e=16, mask=(1, 1, 20, 230))
+    want = np.zeros((1, 3, 20, 16), bool)
+    data[0][0, 2, 5, 2], want[0, 2, 5] = np.nan, True
+    data[1][0, 0, 70, 1], want[0, 0] = np.nan, True
+    data[2][0, 1, 229, 7], want[0, 1, :, 7] = np.nan, True
+    data[3][0, 0, 3], want[0, :, 3] = -np.inf, True
+    program = build_program(graph, device.features, "cuda", half=True)
+    assert split_of(program) == split
+    np.testing.assert_array_equal(np.isnan(first_output(device, program, data, want.shape)), want)
+
+
+def needs_clusters(device: Any) -> None:
+    if device.features.capability != 90:
+        pytest.skip("no clusters")
+
+
+def split_of(program: Program) -> int:
+    """Workgroups that divide the keys."""
+    kernel = program.kernels[program.dispatches[-1].kernel]
+    found = re.search(r"^#define SPLIT (\d+)$", kernel.source, re.MULTILINE)
+    return int(found[1]) if kernel.name == "flash_attention" and found else 0
+
+
+def features_of(capability: int, units: int) -> Features:
+    return Features(
+        float16=True, subgroups=True, subgroup_size=32, max_threads=1024, max_shared_bytes=48 << 10, max_buffers=64,
+        max_groups=(1 << 31) - 1, max_binding_bytes=1 << 40, compute_units=units, native="cuda", capability=capability,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "options, capability, split",
+    [
+        (dict(lead=(1, 8), m=1, n=512, d=64, e=64), 90, 8),
+        (dict(lead=(1, 8), m=1, n=512, d=64, e=64), 80, 1),
+        (dict(lead=(1, 8), m=1, n=512, d=64, e=64), 100, 1),
+        (dict(lead=(1, 8), m=1, n=512, d=64, e=64, inner="qkv", mask=(1, 1, 1, 512)), 90, 8),
+        (dict(lead=(1, 20), m=1, n=512, d=64, e=64), 90, 4),
+        (dict(lead=(1, 60), m=1, n=512, d=64, e=64), 90, 2),
+        (dict(lead=(4, 40), m=1, n=512, d=64, e=64), 90, 1),
+        (dict(m=256, n=3136, d=64, e=64, learnt="q", inner="kv"), 90, 8),
+        (dict(lead=(1, 12), m=128, n=128, d=64, e=64, inner="qkv"), 90, 1),
+        (dict(lead=(1, 3), m=197, n=197, d=64, e=64, inner="qkv"), 90, 1),
+    ],
+)
+def test_which_keys_are_divided(options: dict[str, Any], capability: int, split: int) -> None:
+    """Those of few queries, one of a language model or Perceiver's 256, as far as there are multiprocessors; not those
+    of many heads, nor so few that what a cluster takes is more."""
+    program = build_program(network(**options)[0], features_of(capability, 132), "cuda", half=True)
+    assert split_of(program) == split
+
+
+@pytest.mark.parametrize("inner, estimate", [("", 12.5), ("qkv", 7.7)])
+def test_floats_take_longer_than_halves(monkeypatch: pytest.MonkeyPatch, inner: str, estimate: float) -> None:
+    """The first is what 512 keys took in eight steps."""
+    one, costs = attention.AttentionDivision(1, 4, 64), []
+
+    def divisions(ctx: KernelContext, units: int) -> list[attention.AttentionDivision]:
+        costs.append(attention._cost(ctx, one, units))
+        return [one]
+
+    monkeypatch.setattr(attention, "divisions", divisions)
+    build_program(network((1, 8), 1, 512, 64, 64, inner=inner)[0], features_of(90, 132), "cuda", half=True)
+    assert costs == pytest.approx([estimate] * len(costs), abs=0.1) and costs
+
+
+def test_clusters_are_joined_with_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    launches: list[Launch] = []
+    launch = attention._launch
+
+    def kept(*args: Any) -> Launch:
+        launches.append(launch(*args))
+        return launches[-1]
+
+    monkeypatch.setattr(attention, "_launch", kept)
+    for split in (1, 2):
+        divide(monkeypatch, 1, 4, 64, split)
+        build_program(network(m=1, n=512, d=64, e=64)[0], features_of(90, 132), "cuda", half=True)
+    assert can_join([launches[0]] * 2) and not can_join([launches[-1]] * 2)
+
+
+@pytest.mark.parametrize("case", ["one query", "many rows", "at once", "mask"])
+def test_clusters_compile(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    sizes, options = DIVIDED[case]
+    divide(monkeypatch, *sizes)
+    program = build_program(network(**options)[0], features_of(90, 132), "cuda", half=True)
+    assert split_of(program) == sizes[3]
+    assert compile_kernels([program.kernels[program.dispatches[-1].kernel]], 90, programmatic=True)
+
+
 @pytest.mark.parametrize("capability", [80, 86, 89, 90, 100, 120])
 @pytest.mark.parametrize("case", ["odd", "vision", "wide", "constant mask"])
 def test_compiles(case: str, capability: int) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
-    features = Features(
-        float16=True, subgroups=True, subgroup_size=32, max_threads=1024, max_shared_bytes=48 << 10, max_buffers=64,
-        max_groups=(1 << 31) - 1, max_binding_bytes=1 << 40, compute_units=100, native="cuda", capability=capability,
-    )  # fmt: skip
-    program = build_program(network(**CASES[case])[0], features, "cuda", half=True)
+    program = build_program(network(**CASES[case])[0], features_of(capability, 100), "cuda", half=True)
     kernels = [k for k in program.kernels if k.name == "flash_attention"]
     assert kernels and kernels[0].shared_bytes <= 99 << 10
     assert compile_kernels(kernels, capability, programmatic=capability >= 90)
