@@ -40,8 +40,8 @@ MOST_AT_ONCE = 512
 SPLITS = (2, 4, 8)
 #: Multiprocessors of a GPC, or two less, among which clusters of four and more workgroups find their places.
 NEIGHBOURS = 16
-#: Microseconds that a cluster takes more: its start and two barriers, and to read what others have; as in specialized.py.
-#: (With 0.9 ViT tiny's 197 keys would be divided, which take 3.0 us at once.)
+#: Microseconds that a cluster takes more, for its start, two barriers, and reading of what others have; as in
+#: specialized.py. (With 0.9 ViT tiny's 197 keys would be divided, which take 3.0 us at once.)
 DIVIDED = 1.2
 #: Microseconds that a thread takes for eight numbers that it loads and converts. (An H100: 512 float32 keys of depth 64
 #: in eight steps of four warps 12.5 us, when some loads of a step waited for others.)
