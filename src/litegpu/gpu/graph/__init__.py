@@ -18,7 +18,17 @@ from litegpu.gpu.graph.expression import (
     walk,
 )
 from litegpu.gpu.graph.movement import Mirror, Pad, Reshape, Slice, Step, Take, Tile, Transpose, step_shape
-from litegpu.gpu.graph.nodes import Graph, GraphBuilder, Node, Value, bhwc, fits_half, replaced, sources_of
+from litegpu.gpu.graph.nodes import (
+    Graph,
+    GraphBuilder,
+    Node,
+    Value,
+    bhwc,
+    fits_half,
+    is_reshaping,
+    replaced,
+    sources_of,
+)
 from litegpu.gpu.graph.ops import (
     ArgReduce,
     Attention,
@@ -129,6 +139,7 @@ __all__ = [
     "arguments",
     "bhwc",
     "fits_half",
+    "is_reshaping",
     "replaced",
     "sources_of",
     "step_shape",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from litegpu.gpu.graph.expression import RESULT, DType, Expr, Shape
-from litegpu.gpu.graph.ops import Op
+from litegpu.gpu.graph.ops import Copy, Op
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +56,11 @@ class Node:
     @property
     def reads(self) -> tuple[int, ...]:
         return self.inputs + self.operands
+
+
+def is_reshaping(node: Node) -> bool:
+    """Whether the node gives its input in another shape and does nothing else."""
+    return isinstance(node.op, Copy) and node.epilogue == RESULT and node.op.keeps_order
 
 
 def sources_of(*nodes: Node) -> tuple[int, ...]:

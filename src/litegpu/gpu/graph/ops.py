@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from litegpu.gpu.graph.expression import RESULT, Expr, Shape
-from litegpu.gpu.graph.movement import Step
+from litegpu.gpu.graph.movement import Reshape, Step
 
 
 @dataclass(frozen=True)
@@ -394,6 +394,11 @@ class Copy:
     sees the input's B,H,W,C shape and the last one gives the output's."""
 
     steps: tuple[Step, ...]
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether all elements stay in their order, in another shape."""
+        return all(isinstance(step, Reshape) for step in self.steps)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from litegpu.gpu.graph import Copy, Reshape
+from litegpu.gpu.graph import Copy
 from litegpu.gpu.kernels.access import COMPUTE, Index, Operands, Position, Source, declare_table, is_last, open_source
 from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.kernels.expression import constant
@@ -24,7 +24,7 @@ def build(ctx: KernelContext) -> list[Launch]:
     op = ctx.node.op
     assert isinstance(op, Copy)
     shapes = shapes_along(op.steps, ctx.value(ctx.node.inputs[0]).shape)
-    in_place = all(isinstance(s, Reshape) for s in op.steps) and all(s[3] % 4 == 0 for s in (shapes[0], shapes[-1]))
+    in_place = op.keeps_order and all(s[3] % 4 == 0 for s in (shapes[0], shapes[-1]))
     by_quads = moves_quads(op.steps, shapes)
 
     exchange = None if in_place or by_quads else transposed(ctx)

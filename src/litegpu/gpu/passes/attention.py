@@ -244,7 +244,7 @@ def _product(v: int, producer: dict[int, Node]) -> list[Node]:
 def _repeated(copy: Node, values: dict[int, Value], shape: Shape) -> list[np.ndarray] | None:
     """The constants that a reshaping node adds to logits of `shape`, as masks of them whose first size divides that of
     the logits: as where windows of several pictures have a mask for each window. None if it does anything else."""
-    if not (isinstance(copy.op, Copy) and all(isinstance(step, Reshape) for step in copy.op.steps)):
+    if not (isinstance(copy.op, Copy) and copy.op.keeps_order):
         return None
     found = _scale(copy.epilogue)
     target = values[copy.output].shape

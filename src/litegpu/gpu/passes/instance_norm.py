@@ -27,6 +27,7 @@ from litegpu.gpu.graph import (
     Reshape,
     Shape,
     apply,
+    is_reshaping,
     substitute,
     walk,
 )
@@ -121,7 +122,7 @@ class _Search:
             if not taken:
                 continue
             through = frozenset(taken).union(*(before[v] for v in taken))
-            if self.is_reshaped(later) and self.alike(later.inputs[0], later.output):
+            if is_reshaping(later) and self.alike(later.inputs[0], later.output):
                 found[later.output], before[later.output] = found[later.inputs[0]], through
             elif isinstance(later.op, Elementwise):
                 args = {i: X if self.is_same(v, x) else found.get(v, Arg(v)) for i, v in enumerate(later.operands)}
@@ -166,12 +167,6 @@ class _Search:
             return ((shape[1], 1, *shape[2:]), 1) if shape[0] == 1 else None
         return {(1, 2): (shape, shape[3]), (1, 2, 3): (shape, 1)}.get(axes)
 
-    def is_reshaped(self, node: Node) -> bool:
-        """Whether the node gives its input in another shape and does nothing else."""
-        return (
-            isinstance(node.op, Copy) and node.epilogue == RESULT and all(isinstance(s, Reshape) for s in node.op.steps)
-        )
-
     def alike(self, one: int, other: int) -> bool:
         """Whether both have the same shape, or pixels of the same groups of channels in one axis or two."""
         a, b = self.graph.values[one], self.graph.values[other]
@@ -183,7 +178,7 @@ class _Search:
 
     def origin(self, v: int) -> int:
         """The value that has been given another shape, perhaps several times, to become v."""
-        while (node := self.producer.get(v)) is not None and self.is_reshaped(node):
+        while (node := self.producer.get(v)) is not None and is_reshaping(node):
             v = node.inputs[0]
         return v
 
@@ -191,7 +186,7 @@ class _Search:
         """The value, its channels last, whose channels x [B,H*W,groups,C/groups] has in groups."""
         _, _, groups, each = self.graph.values[x].shape
         v = x
-        while (node := self.producer.get(v)) is not None and self.is_reshaped(node):
+        while (node := self.producer.get(v)) is not None and is_reshaping(node):
             v = node.inputs[0]
             source = self.graph.values[v]
             if source.shape[3] == groups * each and source.dtype is DType.FLOAT32 and not source.is_constant:

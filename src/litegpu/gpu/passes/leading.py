@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from litegpu.gpu.graph import RESULT, Copy, Graph, GraphBuilder, MatMul, Node, Reshape, Shape, Softmax
+from litegpu.gpu.graph import RESULT, Copy, Graph, GraphBuilder, MatMul, Node, Reshape, Shape, Softmax, is_reshaping
 from litegpu.gpu.passes.movement import join_copies
 
 
@@ -94,12 +94,12 @@ class _Moving:
 
     def is_lead(self, node: Node) -> bool:
         """Whether the node does nothing but divide the first two axes otherwise."""
-        if not isinstance(node.op, Copy) or node.epilogue != RESULT:
+        if not is_reshaping(node):
             return False
         source, target = (self.builder.values[v] for v in (node.inputs[0], node.output))
         one, other = source.shape, target.shape
-        plain = all(isinstance(step, Reshape) for step in node.op.steps) and source.dtype == target.dtype
-        return plain and one[2:] == other[2:] and one != other and math.prod(one[:2]) == math.prod(other[:2])
+        alike = source.dtype == target.dtype and one[2:] == other[2:]
+        return alike and one != other and math.prod(one[:2]) == math.prod(other[:2])
 
     def reshaped(self, v: int, lead: Shape, node: Node) -> int:
         value = self.builder.values[v]

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from litegpu.gpu.graph import RESULT, Concat, Copy, DType, Graph, Node, Reshape
+from litegpu.gpu.graph import Concat, Copy, DType, Graph, is_reshaping
 from litegpu.gpu.passes.decisions import values_decided_on
 from litegpu.gpu.view import follow, padded
 
 #: Channels that are copied, or stored, at once.
 TOGETHER = 8
-
-
-def is_reshaping(node: Node) -> bool:
-    """Whether it is a copy that leaves all elements in their order."""
-    if not isinstance(node.op, Copy) or node.epilogue != RESULT:
-        return False
-    return all(isinstance(step, Reshape) for step in node.op.steps)
 
 
 class InRows:
@@ -36,7 +29,7 @@ class InRows:
         if isinstance(source.op, Copy):
             before = self._graph.values[source.inputs[0]].shape
             view = follow(padded(0, before, DType.FLOAT16), source.op.steps)
-            apart = view is not None and not all(isinstance(step, Reshape) for step in source.op.steps)
+            apart = view is not None and not source.op.keeps_order
         return not apart and not self.is_moved(v)
 
     def is_kept(self, v: int) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 from litegpu.gpu.backends.cuda.kernels import pointwise
 from litegpu.gpu.backends.cuda.kernels.specialized import LEAST_HALVES
 from litegpu.gpu.backends.cuda.kernels.tile import WARPGROUP_CAPABILITY
-from litegpu.gpu.backends.cuda.passes.in_rows import InRows, is_reshaping
+from litegpu.gpu.backends.cuda.passes.in_rows import InRows
 from litegpu.gpu.graph import (
     Apply,
     Arg,
@@ -24,6 +24,7 @@ from litegpu.gpu.graph import (
     PointwiseConv2D,
     arguments,
     fits_half,
+    is_reshaping,
     sources_of,
 )
 from litegpu.gpu.lang.features import Features

@@ -13,7 +13,7 @@ from litegpu.gpu.backends.cuda.kernels.channelwise import Channelwise, read_chan
 from litegpu.gpu.backends.cuda.kernels.layer import Layer, ToldNorm, has_functions
 from litegpu.gpu.backends.cuda.kernels.pingpong import PingpongTile
 from litegpu.gpu.backends.cuda.kernels.tile import WARPGROUP_CAPABILITY
-from litegpu.gpu.backends.cuda.passes.in_rows import InRows, is_reshaping
+from litegpu.gpu.backends.cuda.passes.in_rows import InRows
 from litegpu.gpu.backends.cuda.passes.normed import joined_norms, summands
 from litegpu.gpu.backends.cuda.passes.row_norm import is_finite, shifted, taken_in
 from litegpu.gpu.graph import (
@@ -31,6 +31,7 @@ from litegpu.gpu.graph import (
     apply,
     arguments,
     fits_half,
+    is_reshaping,
     sources_of,
     substitute,
 )

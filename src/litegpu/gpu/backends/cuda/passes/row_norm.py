@@ -97,7 +97,7 @@ class _Joining:
         source = self.producer.get(v)
         if source is None or not isinstance(source.op, Copy) or source.epilogue != RESULT:
             return False
-        return not all(isinstance(step, Reshape) for step in source.op.steps)
+        return not source.op.keeps_order
 
     def is_of_squares(self, node: Node) -> bool:
         """Whether what is normalised are joined squares, which nothing else reads."""
