@@ -38,6 +38,7 @@ def test_every_kernel_is_looked_at() -> None:
         "convolution.cu",
         "depthwise.cu",
         "excite.cu",
+        "group_norm.cu",
         "grouped.cu",
         "halo.cu",
         "inverted.cu",
