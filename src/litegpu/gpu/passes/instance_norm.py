@@ -122,20 +122,22 @@ class _Search:
             if not taken:
                 continue
             through = frozenset(taken).union(*(before[v] for v in taken))
-            if is_reshaping(later) and self.alike(later.inputs[0], later.output):
+            if is_reshaping(later) and self.alike(later.inputs[0], later.output, axes):
                 found[later.output], before[later.output] = found[later.inputs[0]], through
             elif isinstance(later.op, Elementwise):
-                args = {i: X if self.is_same(v, x) else found.get(v, Arg(v)) for i, v in enumerate(later.operands)}
+                args = {
+                    i: X if self.is_same(v, x, axes) else found.get(v, Arg(v)) for i, v in enumerate(later.operands)
+                }
                 whole = substitute(later.epilogue, args)
                 if sum(isinstance(e, Apply) for e in walk(whole)) > _LARGEST:
                     continue
-                if variance is not None and self.alike(later.output, x):
+                if variance is not None and self.alike(later.output, x, axes):
                     norm = self.judged(x, axes, later, whole, through)
                     if norm is not None:
                         return norm
                 found[later.output], before[later.output] = whole, through
             elif variance is None and (averaged := _averaged(later, axes)) is not None:
-                args = {i: X if self.is_same(v, x) else found.get(v, Arg(v)) for i, v in enumerate(later.inputs)}
+                args = {i: X if self.is_same(v, x, axes) else found.get(v, Arg(v)) for i, v in enumerate(later.inputs)}
                 if root(substitute(averaged, args)) == apply("sub", X, MEAN):
                     variance = later.output
                     found[variance], before[variance] = _VARIANCE, through
@@ -167,14 +169,14 @@ class _Search:
             return ((shape[1], 1, *shape[2:]), 1) if shape[0] == 1 else None
         return {(1, 2): (shape, shape[3]), (1, 2, 3): (shape, 1)}.get(axes)
 
-    def alike(self, one: int, other: int) -> bool:
+    def alike(self, one: int, other: int, axes: tuple[int, ...]) -> bool:
         """Whether both have the same shape, or pixels of the same groups of channels in one axis or two."""
         a, b = self.graph.values[one], self.graph.values[other]
-        return a.shape == b.shape or (a.shape[2:] == b.shape[2:] and a.elements == b.elements)
+        return a.shape == b.shape or (axes == _GROUPED and a.shape[2:] == b.shape[2:] and a.elements == b.elements)
 
-    def is_same(self, v: int, x: int) -> bool:
+    def is_same(self, v: int, x: int, axes: tuple[int, ...]) -> bool:
         """Whether v has the elements of x in their order, and is alike."""
-        return self.same.get(v, v) == x or (self.alike(v, x) and self.origin(v) == self.origin(x))
+        return self.same.get(v, v) == x or (self.alike(v, x, axes) and self.origin(v) == self.origin(x))
 
     def origin(self, v: int) -> int:
         """The value that has been given another shape, perhaps several times, to become v."""
@@ -267,7 +269,7 @@ def _put(builder: GraphBuilder, norm: _Norm, features: Features, own: native.Nat
         x = _with_batch(builder, norm)
         operands = tuple(x if v == norm.x else v for v in operands)
     b, h, w, c = values[x].shape
-    groups, moved = norm.groups or c, apart or norm.rows
+    groups, moved = norm.groups or c, target != (b, h, w, c)
     result = builder.value((b, h, w, c), DType.FLOAT32, name=values[last.output].name) if moved else last.output
     if own is not None and own.norms_groups((b, h, w, c), groups, features):
         builder.node(GroupNorm(groups, norm.epsilon), [x], result, norm.epilogue, operands, norm.sources)

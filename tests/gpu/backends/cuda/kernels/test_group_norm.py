@@ -170,6 +170,51 @@ def test_one_image(device: Any, apart: bool) -> None:
     np.testing.assert_allclose(on_gpu, want, rtol=1e-4, atol=1e-4)
 
 
+def reshaped(wide: tuple[int, ...], flat: tuple[int, ...], axes: tuple[int, ...]) -> Graph:
+    """x [1,6,5,24], whose means are those of it as `flat`, normalised as `wide`."""
+    b = GraphBuilder()
+    small = tuple(1 if i in axes else n for i, n in enumerate(flat))
+    x = b.value((1, 6, 5, 24), DType.FLOAT32)
+
+    def copy(v: int, shape: tuple[int, ...]) -> int:
+        return b.node(Copy((Reshape(b.values[v].shape, shape),)), [v], b.value(shape, DType.FLOAT32))
+
+    def do(shape: tuple[int, ...], expr: Any, *operands: int) -> int:
+        return b.node(Elementwise(), [], b.value(shape, DType.FLOAT32), expr, operands)
+
+    def mean(v: int) -> int:
+        return b.node(Reduce("mean", axes), [copy(v, flat)], b.value(small, DType.FLOAT32))
+
+    one = b.node(Elementwise(), [], b.value((1, 6, 5, 24), DType.FLOAT32), apply("abs", Arg(0)), [x])
+    v = copy(one, wide)
+    left = do(wide, apply("sub", Arg(0), Arg(1)), v, mean(v))
+    inverse = do(small, apply("rsqrt", apply("add", Arg(0), 1e-3)), mean(do(wide, apply("mul", Arg(0), Arg(0)), left)))
+    y = do(wide, apply("mul", Arg(0), Arg(1)), left, inverse)
+    return b.graph([x], [do(wide, apply("tanh", Arg(0)), y)])
+
+
+RESHAPED = [
+    ((2, 3, 5, 24), (1, 6, 5, 24), (1, 2)),
+    ((2, 3, 5, 24), (1, 6, 5, 24), (1, 2, 3)),
+    ((6, 5, 1, 24), (1, 30, 1, 24), (1, 3)),
+    ((3, 10, 4, 6), (1, 30, 4, 6), (1, 3)),
+]
+
+
+@pytest.mark.parametrize(("wide", "flat", "axes"), RESHAPED)
+def test_other_shapes_keep_their_images(wide: tuple[int, ...], flat: tuple[int, ...], axes: tuple[int, ...]) -> None:
+    """What is normalised may lie in other axes than what the means are of: it stays one image, or none is found."""
+    graph = reshaped(wide, flat, axes)
+    data = np.random.default_rng(1).normal(2, 3, (1, 6, 5, 24)).astype(np.float32)
+    want = evaluate_graph(graph, [data])
+    for features in (CUDA, Features()):
+        found = optimise(graph, features)
+        for node in found.nodes:
+            if isinstance(node.op, (GroupNorm, InstanceNorm)):
+                assert found.values[node.inputs[0]].shape == found.values[node.output].shape
+        np.testing.assert_allclose(evaluate_graph(found, [data])[0], want[0], rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize(
     ("shape", "axes"), [((2, 20, 30, 8), (1, 2)), ((2, 20, 30, 8), (1, 2, 3)), ((1, 3, 50, 24), (2, 3))]
