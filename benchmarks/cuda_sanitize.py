@@ -57,6 +57,7 @@ KERNELS = {
     "squeeze": ("squeeze", "(against and (odd or batch)) or test_tiles"),
     "stem": ("stem", "cases or whole"),
     "tensor_lstm": ("tensor_lstm", "divisions or (layouts and inner)"),
+    "tf32": ("convolution", "tensor_cores"),
     "tiles": ("convolution", "some or strided or (channels and taps1-12)"),
     "told": ("told", "numpy and (both or roots or turned)"),
     "transpose": ("transpose", "case0 or case1 or case3"),

@@ -240,6 +240,25 @@ inline void multiply(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigne
   emulator::pause();
 }
 
+// And tf32.cu.
+namespace emulator {
+inline float cut(unsigned word) { return __uint_as_float(word & 0xffffe000u); }
+}  // namespace emulator
+inline void multiply_tf32(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  const unsigned self = emulator::current - emulator::threads.data(), first = self & ~31u, lane = self & 31u;
+  emulator::operands[self] = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
+  emulator::pause();
+  for (unsigned i = 0; i < 4; i++) {
+    const unsigned row = lane / 4, column = lane % 4 * 2 + i % 2;
+    for (unsigned k = 0; k < 8; k++) {
+      const auto& left = emulator::operands[first + row * 4 + k % 4];
+      const auto& right = emulator::operands[first + column * 4 + k % 4];
+      d[i] += emulator::cut(left.a[i / 2 + k / 4 * 2]) * emulator::cut(right.b[k / 4]);
+    }
+  }
+  emulator::pause();
+}
+
 // And diagonal.cu.
 inline void multiply_onto(float (&d)[4], float4 c, const unsigned (&a)[4], unsigned b0, unsigned b1) {
   d[0] = c.x, d[1] = c.y, d[2] = c.z, d[3] = c.w;
@@ -463,6 +482,11 @@ inline float turned_element(unsigned long long matrix, unsigned column, unsigned
   std::memcpy(&bits, shared + (at ^ (at / 128 % turns * 16)), 2);
   return half_to_float(bits);
 }
+inline float cut_element(unsigned long long matrix, unsigned row, unsigned k) {
+  unsigned word;
+  std::memcpy(&word, shared + place_in(matrix, row, k * 4), 4);
+  return cut(word);
+}
 template <class Right, size_t columns>
 void multiply_rows(float (&d)[columns][4], const unsigned (&a)[4], unsigned long long b, bool more, Right right) {
   const unsigned self = current - threads.data(), first = self & ~31u, lane = self & 31u;
@@ -478,6 +502,19 @@ void multiply_rows(float (&d)[columns][4], const unsigned (&a)[4], unsigned long
   pause();
 }
 }  // namespace emulator
+template <size_t columns> void multiply_tf32(float (&d)[columns][4], const unsigned (&a)[4], unsigned long long b, int more) {
+  const unsigned self = emulator::current - emulator::threads.data(), first = self & ~31u, lane = self & 31u;
+  emulator::operands[self] = {{a[0], a[1], a[2], a[3]}};
+  emulator::pause();
+  for (unsigned j = 0; j < columns; j++)
+    for (unsigned i = 0; i < 4; i++) {
+      if (!more) d[j][i] = 0.0f;
+      for (unsigned k = 0; k < 8; k++)
+        d[j][i] += emulator::cut(emulator::operands[first + lane / 4 * 4 + k % 4].a[i / 2 + k / 4 * 2]) *
+                   emulator::cut_element(b, j * 8 + lane % 4 * 2 + i % 2, k);
+    }
+  emulator::pause();
+}
 template <size_t columns> void multiply_kept(float (&d)[columns][4], const unsigned (&a)[4], unsigned long long b, int more) {
   emulator::multiply_rows(d, a, b, more, emulator::element);
 }

@@ -85,6 +85,7 @@ def _compile(kernel: KernelCode) -> bytes:
         .replace(PROGRAMMATIC_LAUNCH, "")
         .replace(text_of("device.cu"), "")
         .replace(text_of("warpgroup.cu"), "")
+        .replace(text_of("tf32.cu"), "")
         .replace(text_of("kept.cu"), "")
         .replace(text_of("cluster.cu"), "")
         .replace(text_of("pipeline.cu"), "")

@@ -11,7 +11,17 @@ from first_output import first_output
 
 from litegpu.gpu.backends.cuda.kernels import convolution, halo, patch, persistent, specialized, stem, window
 from litegpu.gpu.backends.cuda.kernels.layer import Layer
-from litegpu.gpu.backends.cuda.kernels.tile import TileProduct, WorkgroupTile, candidates, cost, ranked
+from litegpu.gpu.backends.cuda.kernels.tile import (
+    TF32_CAPABILITIES,
+    WARPGROUP_CAPABILITY,
+    TileProduct,
+    WorkgroupTile,
+    candidates,
+    cost,
+    ranked,
+    tf32_candidates,
+    tf32_warpgroup_candidates,
+)
 from litegpu.gpu.build import build_program
 from litegpu.gpu.evaluate import evaluate_node
 from litegpu.gpu.graph import RESULT, Arg, Conv2D, DType, GraphBuilder, apply
@@ -84,7 +94,7 @@ def some(tiles: tuple[WorkgroupTile, ...]) -> list[WorkgroupTile]:
     """One depth and number of stages for every division into rows, columns and warps, these changing along the way."""
     by_shape: dict[tuple, list[WorkgroupTile]] = {}
     for tile in tiles:
-        by_shape.setdefault((tile.rows, tile.columns, tile.warps, tile.warpgroups), []).append(tile)
+        by_shape.setdefault((tile.rows, tile.columns, tile.warps, tile.warpgroups, tile.tf32), []).append(tile)
     return [group[i % len(group)] for i, group in enumerate(by_shape.values())]
 
 
@@ -101,7 +111,11 @@ def test_tiles(device, monkeypatch, half: bool, case: str) -> None:
         graph, x = network((2, 9, 8, 72), (44, 1, 1, 72), residual=False)
     else:
         graph, x = network((1, 9, 7, 12), (20, 3, 3, 12), Conv2D((2, 1), (1, 2), (1, 2)))
-    for tile in some(candidates(half, device.features.capability)):
+    tiles = candidates(half, device.features.capability)
+    if not half and device.features.capability in TF32_CAPABILITIES:
+        tiles += tf32_candidates()
+        tiles += tf32_warpgroup_candidates() if device.features.capability == WARPGROUP_CAPABILITY else ()
+    for tile in some(tiles):
         use_tile(monkeypatch, tile)
         try:
             check(device, graph, x, half)
@@ -122,6 +136,91 @@ def test_some_tiles(device, monkeypatch, half: bool, rows, columns, depth, warps
     check(device, graph, x, half)
     graph, x = network((2, 5, 7, 20), (20, 3, 3, 20), Conv2D((2, 1), (1, 2), (1, 2)))
     check(device, graph, x, half)
+
+
+@pytest.mark.parametrize("case", ["points", "window", "gathered"])
+@pytest.mark.parametrize(
+    "tile",
+    [
+        (32, 32, 16, (2, 2, 1), 3), (16, 16, 64, (1, 1, 4), 2), (64, 32, 32, (2, 1, 2), 4),
+        (64, 32, 16, (4, 1, 1), 3, True), (128, 64, 32, (8, 1, 1), 2, True), (128, 128, 32, (4, 1, 1), 3, True),
+        (192, 64, 16, (12, 1, 1), 4, True),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_floats_by_tensor_cores(device, monkeypatch, case: str, tile: tuple) -> None:
+    """As exact as others are: within 1e-6 of products in float64."""
+    _require_tf32(device)
+    use_tile(monkeypatch, WorkgroupTile(*tile, tf32=True))
+    if len(tile) > 5 and device.features.capability != WARPGROUP_CAPABILITY:
+        pytest.skip("no warpgroups")
+    if case == "points":
+        graph, x = network((2, 5, 9, 136), (44, 1, 1, 136), residual=False)
+    else:
+        graph, x = network((2, 5, 7, 3 if case == "gathered" else 20), (20, 3, 3, 3 if case == "gathered" else 20))
+    program = build_program(graph, device.features, "cuda", half=False)
+    assert "#define TF32 1" in program.kernels[program.dispatches[-1].kernel].source
+    check(device, graph, x, False)
+
+
+@pytest.mark.parametrize("warpgroups", [False, True])
+def test_long_sums_by_tensor_cores(device, monkeypatch, warpgroups: bool) -> None:
+    """Tensor cores do not round what they add up: of products of one sign nothing may be lost with each."""
+    _require_tf32(device)
+    use_tile(monkeypatch, _tf32_tile(device, warpgroups))
+    builder, rng = GraphBuilder(), np.random.default_rng(0)
+    x, out = builder.value((1, 2, 8, 2048), DType.FLOAT32), builder.value((1, 2, 8, 16), DType.FLOAT32)
+    builder.node(Conv2D(), [x, builder.constant(rng.uniform(0.5, 1, (16, 1, 1, 2048)).astype(np.float32))], out)
+    check(device, builder.graph([x], [out]), rng.uniform(0.5, 1, (1, 2, 8, 2048)).astype(np.float32), False)
+
+
+@pytest.mark.parametrize("warpgroups", [False, True])
+def test_whole_numbers_by_tensor_cores(device, monkeypatch, warpgroups: bool) -> None:
+    """Sums of quanta below 2^24 are exact: what is left of such numbers is too small to count."""
+    _require_tf32(device)
+    use_tile(monkeypatch, _tf32_tile(device, warpgroups))
+    builder, rng = GraphBuilder(), np.random.default_rng(0)
+    weights = rng.integers(-127, 128, (20, 3, 3, 24)).astype(np.float32)
+    x, out = builder.value((2, 6, 7, 24), DType.FLOAT32), builder.value((2, 4, 5, 20), DType.FLOAT32)
+    builder.node(Conv2D(), [x, builder.constant(weights)], out)
+    graph, data = builder.graph([x], [out]), rng.integers(-255, 256, (2, 6, 7, 24)).astype(np.float32)
+    program = build_program(graph, device.features, "cuda", half=False)
+    np.testing.assert_array_equal(
+        first_output(device, program, [data], (2, 4, 5, 20)), expected(graph, {x: data}), strict=True
+    )
+
+
+@pytest.mark.parametrize("warpgroups", [False, True])
+def test_infinities_by_tensor_cores(device, monkeypatch, warpgroups: bool) -> None:
+    """Whose parts of TF32 are none: infinite, or NaN by 0, of both signs and of NaN, as they are in float32."""
+    _require_tf32(device)
+    use_tile(monkeypatch, _tf32_tile(device, warpgroups))
+    builder = GraphBuilder()
+    weights = np.ones((4, 1, 1, 16), np.float32)
+    weights[1, ..., 3], weights[2, ..., 3], weights[3, ..., 3] = -1.0, 0.0, 1.5 + 2**-20
+    x, out = builder.value((1, 1, 5, 16), DType.FLOAT32), builder.value((1, 1, 5, 4), DType.FLOAT32)
+    builder.node(Conv2D(), [x, builder.constant(weights)], out)
+    data = np.ones((1, 1, 5, 16), np.float32)
+    data[0, 0, 0, 3], data[0, 0, 1, 3], data[0, 0, 2, 3] = np.inf, -np.inf, np.nan
+    data[0, 0, 3, 3], data[0, 0, 3, 4] = np.inf, -np.inf
+    graph = builder.graph([x], [out])
+    found = first_output(device, build_program(graph, device.features, "cuda", half=False), [data], (1, 1, 5, 4))
+    inf, nan = np.inf, np.nan
+    want = [[inf, -inf, nan, inf], [-inf, inf, nan, -inf], [nan] * 4, [nan, -inf, nan, nan], [16, 14, 15, 16.5]]
+    np.testing.assert_allclose(found[0, 0], np.array(want, np.float32), rtol=1e-6)
+
+
+def _tf32_tile(device, warpgroups: bool) -> WorkgroupTile:
+    if not warpgroups:
+        return WorkgroupTile(16, 16, 16, (1, 1, 1), 2, tf32=True)
+    if device.features.capability != WARPGROUP_CAPABILITY:
+        pytest.skip("no warpgroups")
+    return WorkgroupTile(64, 32, 16, (4, 1, 1), 2, True, True)
+
+
+def _require_tf32(device) -> None:
+    if device.features.capability not in TF32_CAPABILITIES:
+        pytest.skip("tensor cores are no quicker there")
 
 
 @pytest.mark.parametrize(

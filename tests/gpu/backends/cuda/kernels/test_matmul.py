@@ -7,6 +7,7 @@ import pytest
 from first_output import first_output
 
 from litegpu.gpu.backends.cuda.kernels import matmul
+from litegpu.gpu.backends.cuda.kernels.tile import TF32_CAPABILITIES, WorkgroupTile
 from litegpu.gpu.build import build_program
 from litegpu.gpu.evaluate import evaluate_graph
 from litegpu.gpu.graph import RESULT, Arg, Conv2D, DType, Expr, GraphBuilder, MatMul, apply
@@ -102,7 +103,7 @@ def test_tiles(device, monkeypatch, half: bool) -> None:
     by_division = {}
 
     def chosen(ctx, a, b):
-        by_division.update({(t.warps, t.rows > t.columns, t.warpgroups): t for t in given(ctx, a, b)})
+        by_division.update({(t.warps, t.rows > t.columns, t.warpgroups, t.tf32): t for t in given(ctx, a, b)})
         return given(ctx, a, b)
 
     monkeypatch.setattr(matmul, "ranked", chosen)
@@ -112,6 +113,38 @@ def test_tiles(device, monkeypatch, half: bool) -> None:
     for tile in by_division.values():
         monkeypatch.setattr(matmul, "ranked", lambda ctx, a, b, tile=tile: [tile])
         check(device, case, half)
+
+
+def by_tensor_cores(device, monkeypatch) -> None:
+    if device.features.capability not in TF32_CAPABILITIES:
+        pytest.skip("tensor cores are no quicker there")
+    tile = WorkgroupTile(32, 32, 16, (2, 2, 1), 3, tf32=True)
+    monkeypatch.setattr(matmul, "ranked", lambda ctx, a, b: [tile])
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("transpose_a, transpose_b", [(False, False), (True, False), (False, True)])
+def test_floats_by_tensor_cores(device, monkeypatch, transpose_a: bool, transpose_b: bool) -> None:
+    by_tensor_cores(device, monkeypatch)
+    op = MatMul(transpose_a, transpose_b)
+    check(device, network(*shapes(op, (2, 3), (2, 3), 37, 45, 50), op, inner="ab", fused=True), False)
+
+
+@pytest.mark.cuda
+def test_infinities_by_tensor_cores(device, monkeypatch) -> None:
+    """Whose parts of TF32 are none, in either factor or both: infinite, or NaN by 0 and with those of another sign."""
+    by_tensor_cores(device, monkeypatch)
+    graph, _ = network((1, 1, 16, 20), (1, 1, 20, 16), MatMul())
+    a, b = np.ones((1, 1, 16, 20), np.float32), np.ones((1, 1, 20, 16), np.float32)
+    a[0, 0, :5, 3] = np.inf, -np.inf, np.nan, 0.0, 1.5 + 2**-20
+    a[0, 0, 5, 3:5] = np.inf, -np.inf
+    b[0, 0, 3, :5] = np.inf, -np.inf, 0.0, -(1 + 2**-20), np.nan
+    program = build_program(graph, device.features, "cuda", half=False)
+    got = first_output(device, program, [a, b], (1, 1, 16, 16))
+    with np.errstate(invalid="ignore"):
+        want = (a[0, 0, :, :, None].astype(np.float64) * b[0, 0, None]).sum(1)
+    assert np.isinf(want).sum() > 20 and np.isnan(want).sum() > 20
+    np.testing.assert_allclose(got[0, 0], want, rtol=1e-6)
 
 
 @pytest.mark.cuda

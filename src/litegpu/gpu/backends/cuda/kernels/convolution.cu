@@ -1,6 +1,6 @@
 // Convolution as a matrix product: rows are output pixels, columns output channels, and the depth is the taps of the
 // window times the input channels. A workgroup computes BM x BN of it in steps of BK along the depth; copies of the
-// next steps run while the tensor cores (HALF) or plain multiplications (float) work on this one. Sums are float, those of
+// next steps run while the tensor cores (HALF, TF32) or plain multiplications (float) work on this one. Sums are float, those of
 // bytes (WHOLE) int.
 // With a PROLOGUE (prologue.cu) each thread does with what it has copied of the input what is to be done before that is
 // multiplied.
@@ -33,8 +33,8 @@ typedef int Loaded;
 typedef Stored Loaded;
 #define LOADED(value) stored(value)
 #endif
-constexpr unsigned A_BYTES = BM * ROW_BYTES, STAGE_BYTES = (BM + BN) * ROW_BYTES, STEPS = DEPTH / BK;
-constexpr unsigned A_COPIES = (BM * CHUNKS + THREADS - 1) / THREADS, B_COPIES = (BN * CHUNKS + THREADS - 1) / THREADS;
+constexpr unsigned A_BYTES = BM * ROW_BYTES, STAGE_BYTES = (BM + B_ROWS) * ROW_BYTES, STEPS = DEPTH / BK;
+constexpr unsigned A_COPIES = (BM * CHUNKS + THREADS - 1) / THREADS, B_COPIES = (B_ROWS * CHUNKS + THREADS - 1) / THREADS;
 constexpr unsigned TAP_CHUNKS = (CHANNELS + PER_CHUNK - 1) / PER_CHUNK;
 // Steps whose copies are under way before the first products: all of them, if there is a place for each.
 constexpr unsigned EARLY = STEPS <= STAGES ? STEPS : STAGES - 1;
@@ -69,9 +69,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, cons
 #pragma unroll
     for (unsigned i = 0; i < B_COPIES; i++) {
       const unsigned row = (thread + i * THREADS) / CHUNKS;
-      if (BN * CHUNKS % THREADS == 0 || row < BN)
+      if (B_ROWS * CHUNKS % THREADS == 0 || row < B_ROWS)
         copy16(slot * STAGE_BYTES + A_BYTES + place(row, chunk),
-               w + (column0 + row) * DEPTH + step * BK + chunk * PER_CHUNK, true);
+               w + (column0 * (B_ROWS / BN) + row) * DEPTH + step * BK + chunk * PER_CHUNK, true);
     }
   };
 #if ACCESS == POINTS || ACCESS == FLOATS

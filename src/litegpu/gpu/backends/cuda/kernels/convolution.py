@@ -1,5 +1,5 @@
-"""Convolution on tensor cores (float16 weights and inputs, float32 sums; bytes, int32 sums), or in exact float32, as a
-matrix product."""
+"""Convolution as a matrix product, on tensor cores (float16 weights and inputs, float32 sums; bytes, int32 sums; float32
+as TF32 and what it leaves) or by plain multiplications of float32."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from litegpu.gpu.backends.cuda.kernels import (
     runs,
     specialized,
     stem,
+    tf32,
     wide_stem,
     window,
 )
@@ -250,11 +251,14 @@ def product_of(layer: Layer, capability: int) -> TileProduct:
     if layer.whole_numbers:
         depth, warps = -(-layer.depth // 2), min(capability, COPYING_CAPABILITY)
         return TileProduct(rows, columns, depth, True, gathered, windowed, warps, shared=shared)
-    return TileProduct(rows, columns, layer.depth, layer.half, gathered, windowed, capability, prepared, shared)
+    return TileProduct(
+        rows, columns, layer.depth, layer.half, gathered, windowed, capability, prepared, layer.tf32, shared
+    )
 
 
 def packed(layer: Layer, tile: WorkgroupTile) -> np.ndarray:
-    """The weights as [outputs, depth], both in whole tiles."""
+    """The weights as [outputs, depth], both in whole tiles; behind each tile what TF32 leaves of it, where four warps
+    multiply it together."""
     outputs, kh, kw, inputs = layer.weights.shape
     channels = layer.depth // (kh * kw)
     each = _depth(layer, tile)
@@ -264,7 +268,10 @@ def packed(layer: Layer, tile: WorkgroupTile) -> np.ndarray:
     rows[..., :inputs] = layer.weights.reshape(outputs, kh * kw, inputs)
     result = np.zeros((columns, depth), rows.dtype)
     result[:outputs, : layer.depth] = rows.reshape(outputs, -1)
-    return result
+    if not (tile.tf32 and tile.warpgroups):
+        return result
+    tiles = np.stack([part.reshape(-1, tile.columns, depth) for part in (result, tf32.rests(result))], axis=1)
+    return tiles.reshape(2 * columns, depth)
 
 
 def _depth(layer: Layer, tile: WorkgroupTile) -> int:
@@ -303,7 +310,7 @@ def settings(ctx: KernelContext, layer: Layer, tile: WorkgroupTile) -> Settings:
     """For the convolution with the given tile; see convolution.cu for the constants."""
     product, view = product_of(layer, ctx.features.capability), layer.source
     weights = packed(layer, tile)
-    rows, columns = -(-product.rows // tile.rows), weights.shape[0] // tile.columns
+    rows, columns = -(-product.rows // tile.rows), -(-product.columns // tile.columns)
     source, load = layer.load
     constants: dict[str, int | str] = {
         **layer.constants(), "HALF": int(product.half), "SOURCE": source, "LOAD(value)": load, "VECTOR": layer.vector,
@@ -314,6 +321,8 @@ def settings(ctx: KernelContext, layer: Layer, tile: WorkgroupTile) -> Settings:
     }  # fmt: skip
     if layer.access in ("POINTS", "FLOATS") and layer.pitch is not None:
         constants["PITCH_X"] = layer.pitch
+    if tile.tf32:
+        constants["NUMBERS"] = 1
     if layer.access == "GATHER" and layer.half:
         constants |= stored_constants(view.dtype, layer.op.zero_point or 0)
     operands: Operands = {"x": view, "w": weights, **operands_of(layer, halves=layer.half, step=tile.depth)}

@@ -140,6 +140,11 @@ class Layer:
             return LOAD[self.source.dtype]
         return NARROW[self.source.dtype], _difference(self.source.dtype, self.op.zero_point or 0)
 
+    @functools.cached_property
+    def tf32(self) -> bool:
+        """Whether tensor cores may multiply it as products of TF32: floats, and weights that are all numbers."""
+        return not self.half and not self.whole_numbers and bool(np.isfinite(self.weights).all())
+
     @property
     def rounds(self) -> tuple[str, ...]:
         """Of the kernels that pack the input, `x`, as halves before anything is done with it: that, if it is."""

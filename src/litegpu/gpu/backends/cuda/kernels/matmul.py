@@ -1,4 +1,4 @@
-"""The product of two values: by tiles, in float16 on tensor cores or in exact float32."""
+"""The product of two values: by tiles, in float16 on tensor cores or in float32."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from litegpu.gpu.backends.cuda.kernels.layer import LOAD
 from litegpu.gpu.backends.cuda.kernels.offer import offered
 from litegpu.gpu.backends.cuda.kernels.source import native_launch
 from litegpu.gpu.backends.cuda.kernels.tile import (
+    TF32_CAPABILITIES,
     TileProduct,
     WorkgroupTile,
     candidates,
     cost,
     multiprocessor_shared_bytes,
     suits,
+    tf32_candidates,
 )
 from litegpu.gpu.graph import DType, MatMul, fits_half
 from litegpu.gpu.kernels.access import Operands
@@ -75,7 +77,10 @@ def ranked(ctx: KernelContext, a: View, b: View) -> list[WorkgroupTile]:
         rows = batch * heads * (-(-m // tile.rows) * tile.rows)
         return cost(dataclasses.replace(one, rows=rows), tile, ctx.features.compute_units)
 
-    sensible = [t for t in candidates(ctx.half, ctx.features.capability) if suits(t, one)]
+    found = candidates(ctx.half, capability)
+    if not ctx.half and capability in TF32_CAPABILITIES:
+        found += tf32_candidates()
+    sensible = [t for t in found if suits(t, one)]
     return sorted(sensible, key=lambda t: (estimate(t), t.threads))
 
 

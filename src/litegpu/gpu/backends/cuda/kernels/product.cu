@@ -1,9 +1,22 @@
 // The product of two tiles in shared memory, BM rows times BN columns, by steps of BK along their depth: on tensor cores
-// (HALF) or by plain multiplications (float). Sums are float, or int where the tensor cores multiply bytes (HALF and WHOLE;
-// those of the left factor are unsigned with UNSIGNED). WARPS_M, WARPS_N and WARPS_K warps divide rows, columns
+// (HALF; TF32: of floats) or by plain multiplications (float). Sums are float, or int where the tensor cores multiply bytes
+// (HALF and WHOLE; those of the left factor are unsigned with UNSIGNED). WARPS_M, WARPS_N and WARPS_K warps divide rows, columns
 // and depth; each of the latter has sums of its own, which are added up at the end. With WARPGROUPS four warps along the
 // rows multiply 64 rows at once, and the tensor cores read both factors from shared memory (compute capability 9.0).
 // With row_norm.cu the left factor's rows are normalised.
+//
+// With TF32 each float is two: its first 11 digits, and the rest, rounded to as many. Their product is three, as exact as
+// that of floats: what is left out, the product of both rests, is at most 2^-22 of it. Tensor cores cut off what they add
+// up: so each step has sums of its own, which begin with the products of rests, whose ends count for little, and which
+// other instructions add to those of all steps. A number's rest has its sign and is at least 2^-60 of it, that of an
+// infinity is one: an infinity times both is one (but NaN times a number below 2^-66, whose rest would be too small). With
+// NUMBERS the right factor has no infinity. Four warps together find the rests of the right tile behind it, in shared memory.
+#ifndef TF32
+#define TF32 0
+#endif
+#ifndef NUMBERS
+#define NUMBERS 0
+#endif
 #if WHOLE
 typedef signed char Element;
 typedef int Sum;
@@ -28,6 +41,7 @@ constexpr unsigned PER_CHUNK = 16 / sizeof(Element), CHUNKS = BK / PER_CHUNK, RO
 constexpr unsigned THREADS = 32 * WARPS_M * WARPS_N * WARPS_K;
 constexpr unsigned TILE_M = BM / WARPS_M, TILE_N = BN / WARPS_N;  // of a warp
 constexpr unsigned PITCH = BN + 8;  // of the sums in shared memory, so that the rows of a store lie in different banks
+constexpr unsigned B_ROWS = TF32 && WARPGROUPS ? 2 * BN : BN;  // of the right tile: its rests too
 static_assert(THREADS % CHUNKS == 0 && CHUNKS % WARPS_K == 0, "tile");
 static_assert(!WARPGROUPS || (WARPS_M % 4 == 0 && WARPS_N == 1 && WARPS_K == 1 && BM % (16 * WARPS_M) == 0), "warpgroups");
 
@@ -37,10 +51,28 @@ INLINE unsigned place(unsigned row, unsigned chunk) {
   return row * ROW_BYTES + (chunk ^ turn) * 16;
 }
 
+#if TF32
+INLINE float without_tail(float x) { return __uint_as_float(__float_as_uint(x) & 0xffffe000u); }
+// Cut off behind 11 digits it is what was nearest.
+INLINE unsigned to_be_cut(float x) { return __float_as_uint(x) + 0x1000u; }
+INLINE float rest_of_number(float x) { return fmaf(x, 0x1p-60f, x - without_tail(x)); }
+INLINE unsigned rest_of_left(unsigned word) {
+  const float x = __uint_as_float(word), rest = rest_of_number(x);
+  return to_be_cut(rest == rest ? rest : x);
+}
+INLINE unsigned rest_of_right(unsigned word) {
+#if NUMBERS
+  return to_be_cut(rest_of_number(__uint_as_float(word)));
+#else
+  return rest_of_left(word);
+#endif
+}
+#endif
+
 struct Product {
   const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const unsigned group = warp / (WARPS_M * WARPS_N), warp_m = warp % WARPS_M, warp_n = warp / WARPS_M % WARPS_N;
-#if HALF
+#if HALF || TF32
   static constexpr unsigned ROWS = TILE_M / 16, COLUMNS = TILE_N / 8;  // products of a warp
   static constexpr unsigned NEXT = WARPGROUPS ? 64 : 16;               // rows from one of them to the next
   Sum sums[ROWS][COLUMNS][4] = {};
@@ -58,7 +90,45 @@ struct Product {
 
   // One step: a(row, chunk) is the place of 16 bytes of the left tile; the right one begins at `b`.
   template <class Left> __device__ __forceinline__ void add(Left a, unsigned b) {
-#if WARPGROUPS
+#if TF32 && WARPGROUPS
+    // By parts of 64 rows and WIDE columns: one is added to the sums beside the products of the next.
+    constexpr unsigned WIDE = BN % 64 == 0 ? 64 : 32, PARTS = BN / WIDE, STEPS_OF_8 = BK / 8;
+    unsigned left[ROWS][STEPS_OF_8][4], rests[ROWS][STEPS_OF_8][4];
+    float found[2][WIDE / 8][4];
+#pragma unroll
+    for (unsigned m = 0; m < ROWS; m++)
+#pragma unroll
+      for (unsigned i = 0; i < STEPS_OF_8; i++) {
+        load_matrices(left[m][i], a(first_row + m * NEXT + lane % 16, i * 2 + lane / 16));
+#pragma unroll
+        for (unsigned e = 0; e < 4; e++) rests[m][i][e] = rest_of_left(left[m][i][e]);
+      }
+    auto add_found = [&](unsigned part) {
+#pragma unroll
+      for (unsigned n = 0; n < WIDE / 8; n++)
+#pragma unroll
+        for (unsigned e = 0; e < 4; e++) sums[part / PARTS][part % PARTS * (WIDE / 8) + n][e] += found[part % 2][n][e];
+    };
+#pragma unroll
+    for (unsigned part = 0; part < ROWS * PARTS; part++) {
+      const unsigned m = part / PARTS, right = b + part % PARTS * (WIDE * ROW_BYTES);
+      begin_products();
+#pragma unroll
+      for (unsigned i = 0; i < STEPS_OF_8; i++) {
+        multiply_tf32(found[part % 2], rests[m][i], matrix<ROW_BYTES>(right + i * 32), i > 0);
+        multiply_tf32(found[part % 2], left[m][i], matrix<ROW_BYTES>(right + BN * ROW_BYTES + i * 32), 1);
+      }
+#pragma unroll
+      for (unsigned i = 0; i < STEPS_OF_8; i++)
+        multiply_tf32(found[part % 2], left[m][i], matrix<ROW_BYTES>(right + i * 32), 1);
+      commit_products();
+      if (part == 0) continue;
+      products_wait<1>();
+      add_found(part - 1);
+    }
+    products_wait<0>();
+    add_found(ROWS * PARTS - 1);
+#elif WARPGROUPS
     begin_products();
 #pragma unroll
     for (unsigned m = 0; m < ROWS; m++)
@@ -73,6 +143,45 @@ struct Product {
       moments[m].read<BK / 16>([&](unsigned chunk) { return a(first_row + m * 64 + lane % 16, chunk + lane / 16); });
 #endif
     end_products();
+#elif TF32
+    float found[ROWS][COLUMNS][4] = {};
+#pragma unroll
+    for (unsigned whole = 0; whole < 2; whole++)
+#pragma unroll
+      for (unsigned i = 0; i < ROW_BYTES / 32 / WARPS_K; i++) {
+        const unsigned first = (i * WARPS_K + group) * 2;  // chunk
+        unsigned left[ROWS][4], left_rests[ROWS][4];
+#pragma unroll
+        for (unsigned m = 0; m < ROWS; m++) {
+          load_matrices(left[m], a(a_row + m * 16, first + a_chunk));
+#pragma unroll
+          for (unsigned e = 0; e < 4; e++) left_rests[m][e] = rest_of_left(left[m][e]);
+        }
+#pragma unroll
+        for (unsigned n = 0; n < COLUMNS; n += 2) {
+          unsigned right[4], rests[4];
+          load_matrices(right, b + place(b_row + n * 8, first + b_chunk));
+#pragma unroll
+          for (unsigned e = 0; e < 4; e++) rests[e] = rest_of_right(right[e]);
+#pragma unroll
+          for (unsigned j = 0; j < 2; j++)
+#pragma unroll
+            for (unsigned m = 0; m < ROWS; m++) {
+              if (whole) {
+                multiply_tf32(found[m][n + j], left[m], right[2 * j], right[2 * j + 1]);
+                continue;
+              }
+              multiply_tf32(found[m][n + j], left_rests[m], right[2 * j], right[2 * j + 1]);
+              multiply_tf32(found[m][n + j], left[m], rests[2 * j], rests[2 * j + 1]);
+            }
+        }
+      }
+#pragma unroll
+    for (unsigned m = 0; m < ROWS; m++)
+#pragma unroll
+      for (unsigned n = 0; n < COLUMNS; n++)
+#pragma unroll
+        for (unsigned e = 0; e < 4; e++) sums[m][n][e] += found[m][n][e];
 #elif HALF
 #pragma unroll
     for (unsigned i = 0; i < ROW_BYTES / 32 / WARPS_K; i++) {
@@ -129,7 +238,7 @@ struct Product {
     for (unsigned m = 0; m < ROWS; m++)
 #pragma unroll
       for (unsigned n = 0; n < COLUMNS; n++) {
-#if HALF
+#if HALF || TF32
         const unsigned row = group * BM + first_row + m * NEXT + lane / 4;
         Sum* const to = totals + row * PITCH + warp_n * TILE_N + n * 8 + lane % 4 * 2;
         *(Two*)to = Two{sums[m][n][0], sums[m][n][1]};

@@ -19,6 +19,8 @@ USUAL_UNITS, MEASURED_UNITS = 64, 132
 PREPARED = 1 / (128 * 1700)
 #: The compute capability that has warpgroup products (wgmma), and the shared memory that a workgroup can have there.
 WARPGROUP_CAPABILITY = 90
+#: Those whose tensor cores do three products of TF32 in less time than others do one of float32: of data centres.
+TF32_CAPABILITIES = frozenset({80, 90})
 MOST_WARPGROUP_SHARED_BYTES = 227 << 10
 #: The same where it is more than MOST_SHARED_BYTES, by compute capability: of data centres, and of Jetson boards.
 _MULTIPROCESSOR_SHARED_BYTES = {75: 64 << 10}
@@ -74,6 +76,7 @@ class TileProduct:
     windowed: bool = False  # where its rows lie has to be computed for every copy
     capability: int = COPYING_CAPABILITY  # of the device
     prepared: float = 0.0  # instructions for each element of the left factor before it is multiplied
+    tf32: bool = False  # float32 may be multiplied by tensor cores, where those are quicker
     shared: int = MOST_WARPGROUP_SHARED_BYTES + 1024  # bytes of a multiprocessor's shared memory
 
 
@@ -81,7 +84,7 @@ class TileProduct:
 class WorkgroupTile:
     """A workgroup computes rows x columns and takes `depth` of the sum at a time, with copies `stages` deep; its warps
     divide rows, columns and depth among them. With `warpgroups`, four warps along the rows multiply together, and read
-    both factors right from shared memory."""
+    both factors right from shared memory; with `tf32` tensor cores multiply floats, each as two of TF32."""
 
     rows: int
     columns: int
@@ -89,9 +92,10 @@ class WorkgroupTile:
     warps: tuple[int, int, int]
     stages: int
     warpgroups: bool = False
+    tf32: bool = False
 
     def __str__(self) -> str:
-        together = "w" if self.warpgroups else ""
+        together = ("t" if self.tf32 else "") + ("w" if self.warpgroups else "")
         return f"{self.rows}x{self.columns}x{self.depth}-{'x'.join(map(str, self.warps))}{together}-{self.stages}"
 
     @property
@@ -101,30 +105,38 @@ class WorkgroupTile:
     @property
     def files(self) -> tuple[str, ...]:
         """Of this folder, those that product.cu needs, and itself."""
-        return ("device.cu", "warpgroup.cu", "product.cu") if self.warpgroups else ("device.cu", "product.cu")
+        warpgroup, tf32 = ("warpgroup.cu",) if self.warpgroups else (), ("tf32.cu",) if self.tf32 else ()
+        return ("device.cu", *warpgroup, *tf32, "product.cu")
 
     def constants(self) -> dict[str, int | str]:
         """As product.cu calls them."""
-        return {
+        tf32: dict[str, int | str] = {"TF32": 1} if self.tf32 else {}
+        return tf32 | {
             "BM": self.rows, "BN": self.columns, "BK": self.depth, "STAGES": self.stages, "WARPS_M": self.warps[0],
             "WARPS_N": self.warps[1], "WARPS_K": self.warps[2], "WARPGROUPS": int(self.warpgroups),
         }  # fmt: skip
 
+    @property
+    def copied_columns(self) -> int:
+        """Rows of the right factor's tile, and those of what TF32 leaves of it."""
+        return self.columns * (2 if self.tf32 and self.warpgroups else 1)
+
     def shared_bytes(self, half: bool) -> int:
         """What the copies need, or afterwards the sums."""
-        copies = self.stages * (self.rows + self.columns) * self.depth * (2 if half else 4)
+        copies = self.stages * (self.rows + self.copied_columns) * self.depth * (2 if half else 4)
         return max(copies, self.warps[2] * self.rows * (self.columns + 8) * 4)
 
     def fits(self, half: bool) -> bool:
         chunks = self.depth // (8 if half else 4)
-        rows, columns = (16, 16) if half else (4, 8)  # of a warp, at least
+        tensor = half or self.tf32
+        rows, columns = (16, 16) if tensor else (4, 8)  # of a warp, at least
         if self.warpgroups and self.shared_bytes(half) > MOST_WARPGROUP_SHARED_BYTES:
             return False
         return (
             self.rows % (rows * self.warps[0]) == 0
             and self.columns % (columns * self.warps[1]) == 0
             and self.threads % chunks == 0
-            and (self.depth // 16 if half else chunks) % self.warps[2] == 0
+            and (chunks // 2 if tensor else chunks) % self.warps[2] == 0
             and (self.warpgroups or self.shared_bytes(half) <= MOST_SHARED_BYTES)
         )
 
@@ -157,6 +169,27 @@ def candidates(half: bool, capability: int = COPYING_CAPABILITY) -> tuple[Workgr
     return tuple(t for t in tiles if t.fits(half))
 
 
+@functools.cache
+def tf32_candidates() -> tuple[WorkgroupTile, ...]:
+    """Tiles of floats for tensor cores, a warp's."""
+    shapes = [
+        (16, 16, (1, 1, 4)), (32, 32, (1, 1, 4)), (32, 32, (2, 2, 1)), (64, 16, (4, 1, 1)), (64, 32, (2, 1, 2)),
+        (64, 32, (4, 1, 1)), (64, 64, (2, 2, 1)), (128, 32, (4, 1, 1)), (64, 128, (2, 2, 1)), (128, 64, (4, 1, 1)),
+        (128, 64, (4, 2, 1)), (128, 128, (4, 2, 1)),
+    ]  # fmt: skip
+    tiles = [WorkgroupTile(m, n, k, w, s, tf32=True) for m, n, w in shapes for k in (16, 32, 64) for s in (2, 3, 4)]
+    return tuple(t for t in tiles if t.fits(False))
+
+
+@functools.cache
+def tf32_warpgroup_candidates() -> tuple[WorkgroupTile, ...]:
+    """The same, of which each four warps multiply 64 rows at once."""
+    shapes = [(64, 32, 4), (64, 64, 4), (64, 128, 4)]
+    ways = [(k, s) for k in (16, 32) for s in (3, 2, 4)]
+    tiles = [WorkgroupTile(m, n, k, (w, 1, 1), s, True, True) for m, n, w in shapes for k, s in ways]
+    return tuple(t for t in tiles if t.fits(False))
+
+
 def warpgroup_candidates() -> tuple[WorkgroupTile, ...]:
     """Tiles of which each four warps multiply 64 rows at once."""
     shapes = [
@@ -169,13 +202,19 @@ def warpgroup_candidates() -> tuple[WorkgroupTile, ...]:
 
 def ranked(product: TileProduct, units: int) -> list[WorkgroupTile]:
     """The candidates that make sense, the cheapest on a device of `units` multiprocessors first."""
-    sensible = [t for t in candidates(product.half, product.capability) if suits(t, product)]
+    found = candidates(product.half, product.capability)
+    if product.tf32 and product.capability in TF32_CAPABILITIES:
+        found += tf32_candidates()
+        found += tf32_warpgroup_candidates() if product.capability == WARPGROUP_CAPABILITY else ()
+    sensible = [t for t in found if suits(t, product)]
     return sorted(sensible, key=lambda tile: (cost(product, tile, units), tile.threads))
 
 
 def suits(tile: WorkgroupTile, product: TileProduct) -> bool:
     """Whether no smaller tile or pipeline does the same work."""
     steps = -(-product.depth // tile.depth)
+    if tile.tf32 and tile.warpgroups and 2 < tile.stages >= steps:  # smaller ones have more workgroups side by side
+        return False
     return (
         (tile.depth < 2 * product.depth or tile.depth <= 64)
         and tile.stages <= max(2, steps + 1)
@@ -195,7 +234,7 @@ class Rates:
     start: float  # until the first copies have arrived
     step: float  # of a barrier, and waiting for what it guards
     barrier: float  # what of it other workgroups cannot use
-    slice: float  # 16 (float16) or 4 (float32) of the depth, in one warp
+    slice: float  # 16 (float16), 8 (TF32) or 4 (float32) of the depth, in one warp
     fragment: float  # loading one element of the factors, in one warp
     copied: float  # a byte of the factors
     latency: float  # of a copy, to be divided by those under way, where there are more steps than that
@@ -230,22 +269,37 @@ FLOAT_RATES = Rates(
 )  # fmt: skip
 
 
+#: Fitted to 590 and 770 measurements on an H200 and an H100: 3.3% and 4.3% on average; but not the latency, since all
+#: factors were in the second cache there, and weights of a network's layers are not.
+TF32_RATES = Rates(
+    start=1.11, step=0.0217, barrier=0.0471, slice=0.151, fragment=5.32e-06, copied=6.42e-07, latency=1.0,
+    gathered=24.2, windowed=2.21, computed=0.025, multiplied=4.11e-06, warps=8.38, stored=8.86e-05, finish=1.62,
+    group=0.0365, resident=2.57, threads=507.0, waves=0.807, moved=2.89e-06,
+)  # fmt: skip
+TF32_WARPGROUP_RATES = Rates(
+    start=1.41, step=0.134, barrier=0.109, slice=0.0547, fragment=6.13e-06, copied=2e-06, latency=0.8,
+    gathered=13.5, windowed=0.971, computed=0.0136, multiplied=1.5e-06, warps=9.99, stored=0.000167, finish=1.28,
+    group=5.25e-08, resident=13.6, threads=1150.0, waves=0.892, moved=4.65e-06,
+)  # fmt: skip
+
+
 def cost(product: TileProduct, tile: WorkgroupTile, units: int) -> float:
     """Estimated microseconds on a device of `units` multiprocessors.
 
     A workgroup waits for its first copies, then each step takes as long as the slowest of its parts, then it stores.
     Workgroups on one multiprocessor overlap as long as they have different parts of it to wait for.
     """
-    r = (WARPGROUP_RATES if tile.warpgroups else HALF_RATES) if product.half else FLOAT_RATES
+    floats = (TF32_WARPGROUP_RATES if tile.warpgroups else TF32_RATES) if tile.tf32 else FLOAT_RATES
+    r = (WARPGROUP_RATES if tile.warpgroups else HALF_RATES) if product.half else floats
     units, size = units or USUAL_UNITS, 2 if product.half else 4
     groups = -(-product.rows // tile.rows) * -(-product.columns // tile.columns)
     steps = -(-product.depth // tile.depth)
     down, across, along = tile.warps
     rows = tile.rows * (r.gathered if product.gathered else r.windowed if product.windowed else 1)
-    copied = (rows + tile.columns) * tile.depth * size * r.copied
+    copied = (rows + tile.copied_columns) * tile.depth * size * r.copied
     multiplied = tile.rows * tile.columns * tile.depth * r.multiplied
     prepared = tile.rows * tile.depth * product.prepared * PREPARED
-    slices = tile.depth // (16 if product.half else 4) / along
+    slices = tile.depth // (16 if product.half else 8 if tile.tf32 else 4) / along
     loaded = tile.depth * (tile.rows / down + tile.columns / across) / along * r.fragment
     in_flight = min(tile.stages - 1, steps)
     step = r.step + (r.computed if product.windowed else 0)
