@@ -1,5 +1,5 @@
-"""Convolution as a matrix product, on tensor cores (float16, float32 sums; bytes, int32 sums; float32 as TF32 and what it
-leaves) or by plain multiplications of float32."""
+"""Convolution as a matrix product: on tensor cores (float16, float32 sums; bytes, int32 sums; float32 as TF32 and what
+it leaves) or by plain multiplications of float32."""
 
 from __future__ import annotations
 
