@@ -151,8 +151,9 @@ def test_some_tiles(device, monkeypatch, half: bool, rows, columns, depth, warps
 def test_floats_by_tensor_cores(device, monkeypatch, case: str, tile: tuple) -> None:
     """As exact as others are: within 1e-6 of products in float64."""
     _require_tf32(device)
-    use_tile(monkeypatch, WorkgroupTile(*tile, tf32=True))
-    if len(tile) > 5 and device.features.capability != WARPGROUP_CAPABILITY:
+    rows, columns, depth, warps, stages, *warpgroups = tile
+    use_tile(monkeypatch, WorkgroupTile(rows, columns, depth, warps, stages, bool(warpgroups), True))
+    if warpgroups and device.features.capability != WARPGROUP_CAPABILITY:
         pytest.skip("no warpgroups")
     if case == "points":
         graph, x = network((2, 5, 9, 136), (44, 1, 1, 136), residual=False)
