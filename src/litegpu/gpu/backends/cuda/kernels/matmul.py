@@ -27,6 +27,9 @@ from litegpu.gpu.view import View, padded
 
 #: Rows and columns of an output from which tiles are worth it.
 LEAST_ROWS, LEAST_COLUMNS = 16, 8
+#: Sums of a thread, at most, of products of TF32 whose factors come through registers: with 64 there are too few
+#: (197x64 by 197 of 192 heads, on an H200: 104 us by 128x64 of four warps, 79 of eight, 63 by 64x64 of four).
+MOST_TF32_SUMS = 32
 
 
 def build(ctx: KernelContext) -> list[Launch] | None:
@@ -79,7 +82,7 @@ def ranked(ctx: KernelContext, a: View, b: View) -> list[WorkgroupTile]:
 
     found = candidates(ctx.half, capability)
     if not ctx.half and capability in TF32_CAPABILITIES:
-        found += tf32_candidates()
+        found += tuple(t for t in tf32_candidates() if not gathered or t.rows * t.columns <= MOST_TF32_SUMS * t.threads)
     sensible = [t for t in found if suits(t, one)]
     return sorted(sensible, key=lambda t: (estimate(t), t.threads))
 
