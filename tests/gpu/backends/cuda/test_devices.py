@@ -165,11 +165,12 @@ QUICK = {
     "tools/test_doctor.py": "",
     "gpu/backends/cuda/kernels/test_attention.py": "not 1000",
     "gpu/backends/cuda/kernels/test_convolution.py": "test_some or test_weights or (strided and op0)"
-    " or (test_channels and taps1-12) or (test_windows and op2 and float16)",
+    " or (test_channels and taps1-12) or (test_windows and op2 and float16) or whole_numbers or infinities",
     "gpu/backends/cuda/kernels/test_depthwise.py": "(test_channels and (5-float or 17-float)) or finite or inputs"
     " or (test_windows and block1 and op1) or (test_taps and taps2 and float32)",
     "gpu/backends/cuda/kernels/test_lstm.py": "layouts or sequences or (divisions and (4-2 or 1-1))",
-    "gpu/backends/cuda/kernels/test_matmul.py": "leading or (layouts and (True-False-float16 or False-True-float32))",
+    "gpu/backends/cuda/kernels/test_matmul.py": "leading or infinities"
+    " or (layouts and (True-False-float16 or False-True-float32))",
     "gpu/backends/cuda/kernels/test_matvec.py": "views or beside or test_some or (rows and 3-float)"
     " or (windows and (op2 or op4) and float16)",
     "gpu/backends/cuda/kernels/test_separable.py": "5-taps1 or 17-taps0 or 12-taps2 or (windows and op1) or nan",
