@@ -225,38 +225,35 @@ inline void load_matrices_turned(unsigned (&r)[4], unsigned at) {
   emulator::pause();
 }
 
-inline void multiply(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-  const unsigned self = emulator::current - emulator::threads.data(), first = self & ~31u, lane = self & 31u;
-  emulator::operands[self] = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
-  emulator::pause();
+namespace emulator {
+// The products of a warp, of words with EACH elements: left(word, i) and right(word, i) are those of the two factors.
+template <unsigned EACH, class Sum, class Left, class Right>
+void multiply_warp(Sum (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, Left left, Right right) {
+  const unsigned self = current - threads.data(), first = self & ~31u, lane = self & 31u;
+  operands[self] = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
+  pause();
   for (unsigned i = 0; i < 4; i++) {
     const unsigned row = lane / 4, column = lane % 4 * 2 + i % 2;
-    for (unsigned k = 0; k < 16; k++) {
-      const auto& left = emulator::operands[first + row * 4 + k % 8 / 2];
-      const auto& right = emulator::operands[first + column * 4 + k % 8 / 2];
-      d[i] += emulator::half_of(left.a[i / 2 + k / 8 * 2], k % 2) * emulator::half_of(right.b[k / 8], k % 2);
+    for (unsigned k = 0; k < 8 * EACH; k++) {
+      const unsigned there = k % (4 * EACH) / EACH, word = k / (4 * EACH);
+      d[i] += left(operands[first + row * 4 + there].a[i / 2 + word * 2], k % EACH) *
+              right(operands[first + column * 4 + there].b[word], k % EACH);
     }
   }
-  emulator::pause();
+  pause();
+}
+}  // namespace emulator
+
+inline void multiply(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  emulator::multiply_warp<2>(d, a, b0, b1, emulator::half_of, emulator::half_of);
 }
 
 // And tf32.cu.
 namespace emulator {
-inline float cut(unsigned word) { return __uint_as_float(word & 0xffffe000u); }
+inline float cut(unsigned word, unsigned = 0) { return __uint_as_float(word & 0xffffe000u); }
 }  // namespace emulator
 inline void multiply_tf32(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-  const unsigned self = emulator::current - emulator::threads.data(), first = self & ~31u, lane = self & 31u;
-  emulator::operands[self] = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
-  emulator::pause();
-  for (unsigned i = 0; i < 4; i++) {
-    const unsigned row = lane / 4, column = lane % 4 * 2 + i % 2;
-    for (unsigned k = 0; k < 8; k++) {
-      const auto& left = emulator::operands[first + row * 4 + k % 4];
-      const auto& right = emulator::operands[first + column * 4 + k % 4];
-      d[i] += emulator::cut(left.a[i / 2 + k / 4 * 2]) * emulator::cut(right.b[k / 4]);
-    }
-  }
-  emulator::pause();
+  emulator::multiply_warp<1>(d, a, b0, b1, emulator::cut, emulator::cut);
 }
 
 // And diagonal.cu.
@@ -279,26 +276,13 @@ inline unsigned lesser_halves(unsigned a, unsigned b) {
 }
 
 namespace emulator {
-template <class T> void multiply_warp(int (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-  const unsigned self = current - threads.data(), first = self & ~31u, lane = self & 31u;
-  operands[self] = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
-  pause();
-  for (unsigned i = 0; i < 4; i++) {
-    const unsigned row = lane / 4, column = lane % 4 * 2 + i % 2;
-    for (unsigned k = 0; k < 32; k++) {
-      const auto& left = operands[first + row * 4 + k % 16 / 4];
-      const auto& right = operands[first + column * 4 + k % 16 / 4];
-      d[i] += (int)(T)(left.a[i / 2 + k / 16 * 2] >> k % 4 * 8) * (int)(signed char)(right.b[k / 16] >> k % 4 * 8);
-    }
-  }
-  pause();
-}
+template <class T> int byte_in(unsigned word, unsigned i) { return (T)(word >> i * 8); }
 }  // namespace emulator
 inline void multiply(int (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-  emulator::multiply_warp<signed char>(d, a, b0, b1);
+  emulator::multiply_warp<4>(d, a, b0, b1, emulator::byte_in<signed char>, emulator::byte_in<signed char>);
 }
 inline void multiply_unsigned(int (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-  emulator::multiply_warp<unsigned char>(d, a, b0, b1);
+  emulator::multiply_warp<4>(d, a, b0, b1, emulator::byte_in<unsigned char>, emulator::byte_in<signed char>);
 }
 
 // And diagonal_bytes.cu.
@@ -487,40 +471,31 @@ inline float cut_element(unsigned long long matrix, unsigned row, unsigned k) {
   std::memcpy(&word, shared + place_in(matrix, row, k * 4), 4);
   return cut(word);
 }
-template <class Right, size_t columns>
-void multiply_rows(float (&d)[columns][4], const unsigned (&a)[4], unsigned long long b, bool more, Right right) {
+// The products of four warps, of which each has 16 rows in registers, words with EACH elements as above.
+template <unsigned EACH, class Left, class Right, size_t columns>
+void multiply_rows(float (&d)[columns][4], const unsigned (&a)[4], unsigned long long b, bool more, Left left, Right right) {
   const unsigned self = current - threads.data(), first = self & ~31u, lane = self & 31u;
   operands[self] = {{a[0], a[1], a[2], a[3]}};
   pause();
   for (unsigned j = 0; j < columns; j++)
     for (unsigned i = 0; i < 4; i++) {
       if (!more) d[j][i] = 0.0f;
-      for (unsigned k = 0; k < 16; k++)
-        d[j][i] += half_of(operands[first + lane / 4 * 4 + k % 8 / 2].a[i / 2 + k / 8 * 2], k % 2) *
+      for (unsigned k = 0; k < 8 * EACH; k++)
+        d[j][i] += left(operands[first + lane / 4 * 4 + k % (4 * EACH) / EACH].a[i / 2 + k / (4 * EACH) * 2], k % EACH) *
                    right(b, j * 8 + lane % 4 * 2 + i % 2, k);
     }
   pause();
 }
 }  // namespace emulator
 template <size_t columns> void multiply_tf32(float (&d)[columns][4], const unsigned (&a)[4], unsigned long long b, int more) {
-  const unsigned self = emulator::current - emulator::threads.data(), first = self & ~31u, lane = self & 31u;
-  emulator::operands[self] = {{a[0], a[1], a[2], a[3]}};
-  emulator::pause();
-  for (unsigned j = 0; j < columns; j++)
-    for (unsigned i = 0; i < 4; i++) {
-      if (!more) d[j][i] = 0.0f;
-      for (unsigned k = 0; k < 8; k++)
-        d[j][i] += emulator::cut(emulator::operands[first + lane / 4 * 4 + k % 4].a[i / 2 + k / 4 * 2]) *
-                   emulator::cut_element(b, j * 8 + lane % 4 * 2 + i % 2, k);
-    }
-  emulator::pause();
+  emulator::multiply_rows<1>(d, a, b, more, emulator::cut, emulator::cut_element);
 }
 template <size_t columns> void multiply_kept(float (&d)[columns][4], const unsigned (&a)[4], unsigned long long b, int more) {
-  emulator::multiply_rows(d, a, b, more, emulator::element);
+  emulator::multiply_rows<2>(d, a, b, more, emulator::half_of, emulator::element);
 }
 template <size_t columns>
 void multiply_kept_turned(float (&d)[columns][4], const unsigned (&a)[4], unsigned long long b, int more) {
-  emulator::multiply_rows(d, a, b, more, emulator::turned_element);
+  emulator::multiply_rows<2>(d, a, b, more, emulator::half_of, emulator::turned_element);
 }
 
 namespace emulator {

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from litegpu.gpu.graph import Apply, Arg, DType, Expr, Literal
 from litegpu.gpu.kernels.fixed_point import fixed_mul, fixed_mul_once, one_over_root
+from litegpu.gpu.kernels.polynomial import polynomial
 from litegpu.gpu.kernels.rough_math import is_smooth, shortcut
 from litegpu.gpu.lang import Kernel, TracedValue, Type, boolean, f32, i32, u32, vec
 
@@ -249,7 +250,7 @@ def _atan2(k: Kernel, y: TracedValue, x: TracedValue) -> TracedValue:
     far = t > math.tan(math.pi / 8)
     r = k.select(far, (t - 1.0) / (t + 1.0), t)
     square = r * r
-    angle = k.fma(_polynomial(k, _ATAN, square) * square, r, r) + k.select(far, constant(k, math.pi / 4, x.type), zero)
+    angle = k.fma(polynomial(k, _ATAN, square) * square, r, r) + k.select(far, constant(k, math.pi / 4, x.type), zero)
     angle = k.select(high > wide, math.pi / 2 - angle, angle)
     x_negative, y_negative = (k.bitcast(v, vec(u32, v.type.lanes)) >> 31 == 1 for v in (x, y))
     angle = k.select(x_negative, math.pi - angle, angle)
@@ -282,16 +283,8 @@ _ERF_LEFT = (-0.00267135352, -1.11743963, -0.654487431, -0.0886351168, 0.0147784
 def _erf(k: Kernel, x: TracedValue) -> TracedValue:
     """The error function, within 1.7e-7 of it."""
     a = k.abs(x)
-    near, far = x * _polynomial(k, _ERF, x * x), 1.0 - k.exp(_polynomial(k, _ERF_LEFT, a))
+    near, far = x * polynomial(k, _ERF, x * x), 1.0 - k.exp(polynomial(k, _ERF_LEFT, a))
     return k.select(a < 1.0, near, k.select(x < 0.0, -far, far))
-
-
-def _polynomial(k: Kernel, coefficients: Sequence[float], x: TracedValue) -> TracedValue:
-    """The sum of coefficients[i] * x**i."""
-    result = constant(k, coefficients[-1], x.type)
-    for coefficient in reversed(coefficients[:-1]):
-        result = k.fma(result, x, constant(k, coefficient, x.type))
-    return result
 
 
 def _known(expr: Expr, value: TracedValue) -> TracedValue | int:

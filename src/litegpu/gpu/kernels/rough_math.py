@@ -12,6 +12,7 @@ import operator
 from collections.abc import Callable, Sequence
 
 from litegpu.gpu.graph import Apply, Expr, walk
+from litegpu.gpu.kernels.polynomial import polynomial
 from litegpu.gpu.lang import Kernel, TracedValue
 
 LOG2_E = math.log2(math.e)
@@ -106,11 +107,7 @@ def _gelu(k: Kernel, x: TracedValue, left: Sequence[float]) -> TracedValue:
     """x where it is positive, less what is left of -|x|; x + |x| keeps a NaN, and makes one of an infinity below zero
     as its product with the gate, 0, would be."""
     a = k.min(FAR, k.abs(x))
-    last, *rest = reversed(left)
-    power = k.const(last, x.type)
-    for coefficient in rest:
-        power = k.fma(power, a, k.const(coefficient, x.type))
-    return k.fma(x + k.abs(x), k.const(0.5, x.type), -(a * k.rough_exp2(power)))
+    return k.fma(x + k.abs(x), k.const(0.5, x.type), -(a * k.rough_exp2(polynomial(k, left, a))))
 
 
 def _left_of_gelu(x: Expr, twice: Expr, visit: Callable[[Expr], TracedValue]) -> Sequence[float] | None:
@@ -155,9 +152,7 @@ def _erf(k: Kernel, x: TracedValue) -> TracedValue:
     Stegun 7.1.26)."""
     a = k.abs(x)
     t = k.rough_reciprocal(a * 0.3275911 + 1.0)
-    tail = k.const(1.061405429, x.type)
-    for coefficient in (-1.453152027, 1.421413741, -0.284496736, 0.254829592):
-        tail = k.fma(tail, t, k.const(coefficient, x.type))
+    tail = polynomial(k, (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429), t)
     far = 1.0 - tail * t * k.rough_exp2(x * x * -LOG2_E)
     return k.select(x < 0.0, -far, far)
 
@@ -166,11 +161,7 @@ def _erf_gate(k: Kernel, v: Expr, visit: Callable[[Expr], TracedValue]) -> Trace
     """(1 + erf(v)) / 2: the sigmoid of a polynomial, whose coefficients have the factor of v and the base of the power
     in them."""
     x, scale = _factored(v, visit)
-    square = x * x
-    total, *rest = (c * scale ** (2 * i + 1) * -LOG2_E for i, c in reversed(list(enumerate(ERF))))
-    power = k.const(total, x.type)
-    for coefficient in rest:
-        power = k.fma(power, square, k.const(coefficient, x.type))
+    power = polynomial(k, [c * scale ** (2 * i + 1) * -LOG2_E for i, c in enumerate(ERF)], x * x)
     return k.rough_reciprocal(k.rough_exp2(x * power) + 1.0)
 
 

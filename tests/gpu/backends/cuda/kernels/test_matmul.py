@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from first_output import first_output
 
-from litegpu.gpu.backends.cuda.kernels import matmul
+from litegpu.gpu.backends.cuda.kernels import matmul, tile
 from litegpu.gpu.backends.cuda.kernels.tile import TF32_CAPABILITIES, WorkgroupTile
 from litegpu.gpu.build import build_program
 from litegpu.gpu.evaluate import evaluate_graph
@@ -99,7 +99,7 @@ def test_tiles(device, monkeypatch, half: bool) -> None:
     """Tiles of every division among warps."""
     op = MatMul()
     given = matmul.ranked
-    monkeypatch.setattr(matmul, "suits", lambda tile, product: True)
+    monkeypatch.setattr(tile, "suits", lambda candidate, product: True)
     by_division = {}
 
     def chosen(ctx, a, b):
@@ -110,16 +110,16 @@ def test_tiles(device, monkeypatch, half: bool) -> None:
     case = network(*shapes(op, (1, 2), (1, 2), 40, 72, 36), op, inner="ab")
     check(device, case, half)
     assert len(by_division) > 3
-    for tile in by_division.values():
-        monkeypatch.setattr(matmul, "ranked", lambda ctx, a, b, tile=tile: [tile])
+    for one in by_division.values():
+        monkeypatch.setattr(matmul, "ranked", lambda ctx, a, b, one=one: [one])
         check(device, case, half)
 
 
 def by_tensor_cores(device, monkeypatch) -> None:
     if device.features.capability not in TF32_CAPABILITIES:
         pytest.skip("tensor cores are no quicker there")
-    tile = WorkgroupTile(32, 32, 16, (2, 2, 1), 3, tf32=True)
-    monkeypatch.setattr(matmul, "ranked", lambda ctx, a, b: [tile])
+    one = WorkgroupTile(32, 32, 16, (2, 2, 1), 3, tf32=True)
+    monkeypatch.setattr(matmul, "ranked", lambda ctx, a, b: [one])
 
 
 @pytest.mark.cuda

@@ -35,6 +35,7 @@ from litegpu.gpu.backends.cuda.kernels.prologue import constants_of, factors_byt
 from litegpu.gpu.backends.cuda.kernels.source import Where, label_of, native_launch
 from litegpu.gpu.backends.cuda.kernels.tile import (
     COPYING_CAPABILITY,
+    TF32_CAPABILITIES,
     WARPGROUP_CAPABILITY,
     TileProduct,
     WorkgroupTile,
@@ -251,9 +252,8 @@ def product_of(layer: Layer, capability: int) -> TileProduct:
     if layer.whole_numbers:
         depth, warps = -(-layer.depth // 2), min(capability, COPYING_CAPABILITY)
         return TileProduct(rows, columns, depth, True, gathered, windowed, warps, shared=shared)
-    return TileProduct(
-        rows, columns, layer.depth, layer.half, gathered, windowed, capability, prepared, layer.tf32, shared
-    )
+    floats = capability in TF32_CAPABILITIES and layer.tf32
+    return TileProduct(rows, columns, layer.depth, layer.half, gathered, windowed, capability, prepared, floats, shared)
 
 
 def packed(layer: Layer, tile: WorkgroupTile) -> np.ndarray:
@@ -268,7 +268,7 @@ def packed(layer: Layer, tile: WorkgroupTile) -> np.ndarray:
     rows[..., :inputs] = layer.weights.reshape(outputs, kh * kw, inputs)
     result = np.zeros((columns, depth), rows.dtype)
     result[:outputs, : layer.depth] = rows.reshape(outputs, -1)
-    if not (tile.tf32 and tile.warpgroups):
+    if not tile.has_rests:
         return result
     tiles = np.stack([part.reshape(-1, tile.columns, depth) for part in (result, tf32.rests(result))], axis=1)
     return tiles.reshape(2 * columns, depth)

@@ -14,11 +14,9 @@ from litegpu.gpu.backends.cuda.kernels.tile import (
     TF32_CAPABILITIES,
     TileProduct,
     WorkgroupTile,
-    candidates,
     cost,
     multiprocessor_shared_bytes,
-    suits,
-    tf32_candidates,
+    sensible_candidates,
 )
 from litegpu.gpu.graph import DType, MatMul, fits_half
 from litegpu.gpu.kernels.access import Operands
@@ -74,17 +72,17 @@ def ranked(ctx: KernelContext, a: View, b: View) -> list[WorkgroupTile]:
     gathered = not (copied(a, ctx.half, op.transpose_a) and copied(b, ctx.half, not op.transpose_b))
     capability = ctx.features.capability
     shared = multiprocessor_shared_bytes(capability)
-    one = TileProduct(m, n, depth, ctx.half, gathered, capability=capability, shared=shared)
+    tf32 = not ctx.half and capability in TF32_CAPABILITIES
+    one = TileProduct(m, n, depth, ctx.half, gathered, capability=capability, tf32=tf32, shared=shared)
 
     def estimate(tile: WorkgroupTile) -> float:
         rows = batch * heads * (-(-m // tile.rows) * tile.rows)
         return cost(dataclasses.replace(one, rows=rows), tile, ctx.features.compute_units)
 
-    found = candidates(ctx.half, capability)
-    if not ctx.half and capability in TF32_CAPABILITIES:
-        found += tuple(t for t in tf32_candidates() if not gathered or t.rows * t.columns <= MOST_TF32_SUMS * t.threads)
-    sensible = [t for t in found if suits(t, one)]
-    return sorted(sensible, key=lambda t: (estimate(t), t.threads))
+    def has_registers(tile: WorkgroupTile) -> bool:
+        return not (gathered and tile.tf32) or tile.rows * tile.columns <= MOST_TF32_SUMS * tile.threads
+
+    return sorted(filter(has_registers, sensible_candidates(one)), key=lambda t: (estimate(t), t.threads))
 
 
 def launch(ctx: KernelContext, a: View, b: View, tile: WorkgroupTile) -> Launch:

@@ -76,7 +76,7 @@ class TileProduct:
     windowed: bool = False  # where its rows lie has to be computed for every copy
     capability: int = COPYING_CAPABILITY  # of the device
     prepared: float = 0.0  # instructions for each element of the left factor before it is multiplied
-    tf32: bool = False  # float32 may be multiplied by tensor cores, where those are quicker
+    tf32: bool = False  # tensor cores may multiply it, of float32, and are quicker
     shared: int = MOST_WARPGROUP_SHARED_BYTES + 1024  # bytes of a multiprocessor's shared memory
 
 
@@ -117,9 +117,14 @@ class WorkgroupTile:
         }  # fmt: skip
 
     @property
+    def has_rests(self) -> bool:
+        """Whether what TF32 leaves of the right factor's tile is copied behind it."""
+        return self.tf32 and self.warpgroups
+
+    @property
     def copied_columns(self) -> int:
-        """Rows of the right factor's tile, and those of what TF32 leaves of it."""
-        return self.columns * (2 if self.tf32 and self.warpgroups else 1)
+        """Rows that are copied of the right factor."""
+        return self.columns * (2 if self.has_rests else 1)
 
     def shared_bytes(self, half: bool) -> int:
         """What the copies need, or afterwards the sums."""
@@ -200,20 +205,25 @@ def warpgroup_candidates() -> tuple[WorkgroupTile, ...]:
     return tuple(t for t in tiles if t.fits(True))
 
 
+def sensible_candidates(product: TileProduct) -> list[WorkgroupTile]:
+    """Those that need of neither factor more than its elements, and of which no smaller one does the same."""
+    found = candidates(product.half, product.capability) + (tf32_candidates() if product.tf32 else ())
+    return [t for t in found if suits(t, product)]
+
+
 def ranked(product: TileProduct, units: int) -> list[WorkgroupTile]:
-    """The candidates that make sense, the cheapest on a device of `units` multiprocessors first."""
-    found = candidates(product.half, product.capability)
-    if product.tf32 and product.capability in TF32_CAPABILITIES:
-        found += tf32_candidates()
-        found += tf32_warpgroup_candidates() if product.capability == WARPGROUP_CAPABILITY else ()
-    sensible = [t for t in found if suits(t, product)]
+    """The candidates that make sense where the host packs the right factor, the cheapest on a device of `units`
+    multiprocessors first."""
+    sensible = sensible_candidates(product)
+    if product.tf32 and product.capability == WARPGROUP_CAPABILITY:
+        sensible += [t for t in tf32_warpgroup_candidates() if suits(t, product)]
     return sorted(sensible, key=lambda tile: (cost(product, tile, units), tile.threads))
 
 
 def suits(tile: WorkgroupTile, product: TileProduct) -> bool:
     """Whether no smaller tile or pipeline does the same work."""
     steps = -(-product.depth // tile.depth)
-    if tile.tf32 and tile.warpgroups and 2 < tile.stages >= steps:  # smaller ones have more workgroups side by side
+    if tile.has_rests and 2 < tile.stages >= steps:  # smaller ones have more workgroups side by side
         return False
     return (
         (tile.depth < 2 * product.depth or tile.depth <= 64)
