@@ -26,6 +26,7 @@ TOOLS = ("memcheck", "racecheck")
 #: Of each native kernel the file of its tests (test_*.py of tests/gpu/backends/cuda/kernels) and which of them.
 KERNELS = {
     "attention": ("attention", "vision or mask or nan"),
+    "float_attention": ("attention", "floats and (vision or no_numbers)"),
     "byte_convolution": ("byte_products", "test_tiles or (test_cases and (zero or four)) or turing"),
     "byte_depthwise": ("byte_depthwise", "test_cases and pixels1"),
     "byte_inverted": ("byte_inverted", "first_layer or (test_inverted and shape0) or (separable and shape1)"),

@@ -149,7 +149,7 @@ class CudaNative:
     def attention_pays(self, depth: int, columns: int, keys: int, features: Features, half: bool) -> bool | None:
         if features.capability < LEAST_CAPABILITY:
             return None
-        return keys <= FEW_KEYS or (half and attention.fits(depth, columns))
+        return keys <= FEW_KEYS or attention.fits(depth, columns, features, half)
 
 
 def _shared(launch: Launch) -> int:

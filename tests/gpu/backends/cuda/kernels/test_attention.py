@@ -11,8 +11,11 @@ import pytest
 from first_output import first_output
 
 from litegpu.gpu.backends.cuda.compile import compile_kernels
-from litegpu.gpu.backends.cuda.kernels import attention, short_attention, warpgroup_attention
+from litegpu.gpu.backends.cuda.kernels import attention, float_attention, short_attention, warpgroup_attention
+from litegpu.gpu.backends.cuda.kernels.attention_division import AttentionDivision
+from litegpu.gpu.backends.cuda.kernels.float_attention import FEW, MANY, TOGETHER
 from litegpu.gpu.backends.cuda.kernels.side_by_side import can_join
+from litegpu.gpu.backends.cuda.kernels.tile import TF32_CAPABILITIES
 from litegpu.gpu.build import build_program
 from litegpu.gpu.evaluate import evaluate_graph
 from litegpu.gpu.graph import RESULT, Arg, Attention, Conv2D, DType, Expr, Graph, GraphBuilder, apply
@@ -131,7 +134,7 @@ def test_agrees_with_numpy(device: Any, monkeypatch: pytest.MonkeyPatch, case: s
 @pytest.mark.parametrize("across, step", [(4, 256), (8, 256), (16, 256), (2, 224)])
 @pytest.mark.parametrize("case", ["vision", "keys that count for nothing", "few queries", "constant mask"])
 def test_all_keys_at_once(device: Any, monkeypatch: pytest.MonkeyPatch, case: str, across: int, step: int) -> None:
-    chosen = attention.AttentionDivision(1, across, step)
+    chosen = AttentionDivision(1, across, step)
     monkeypatch.setattr(attention, "divisions", lambda ctx, units: [chosen])
     monkeypatch.setattr(warpgroup_attention, "ranked", lambda *_: [])
     test_agrees_with_numpy(device, monkeypatch, case, 1000)
@@ -153,9 +156,76 @@ def test_nan_and_rows_without_keys(device: Any) -> None:
     assert bad[3] and bad[5] and bad.sum() == 2 and np.isfinite(got[0, 0, ~bad]).all()
 
 
-def divide(monkeypatch: pytest.MonkeyPatch, *sizes: int) -> None:
+DIVIDED_FLOATS = [dataclasses.replace(FEW[i], split=n) for i, n in ((0, 2), (2, 4), (3, 8), (4, 2))]
+FLOATS = {f"floats {name}": options for name, options in CASES.items()} | {
+    "keys that are not read at once": dict(lead=(1, 2), m=40, n=300, d=64, e=64),
+    "wide intermediates": dict(lead=(2, 1), m=70, n=90, d=128, e=100, inner="qkv"),
+    "odd rows": dict(lead=(1, 2), m=33, n=70, d=7, e=33, inner="qv"),
+}
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("case", FLOATS)
+def test_floats_are_exact(device: Any, case: str) -> None:
+    """On tensor cores, by TF32."""
+    needs_tf32(device)
+    agrees_in_float32(device, FLOATS[case])
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("division", [*FEW, *MANY, *TOGETHER, *DIVIDED_FLOATS], ids=str)
+@pytest.mark.parametrize("case", ["floats vision", "floats repeated mask"])
+def test_floats_divided_in_every_way(device: Any, monkeypatch: pytest.MonkeyPatch, case: str, division: Any) -> None:
+    needs_tf32(device)
+    if division.warpgroups or division.split > 1:
+        needs_clusters(device)
+    monkeypatch.setattr(float_attention, "divisions", lambda ctx, units: [division])
+    agrees_in_float32(device, FLOATS[case])
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("division", [FEW[3], MANY[1], TOGETHER[0]], ids=str)
+@pytest.mark.parametrize("where", ["q", "k", "v", "all hidden"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_floats_that_are_no_numbers(
+    device: Any, monkeypatch: pytest.MonkeyPatch, where: str, bad: float, division: AttentionDivision
+) -> None:
+    """What NumPy gives for them, in the same places."""
+    needs_tf32(device)
+    if division.warpgroups:
+        needs_clusters(device)
+    monkeypatch.setattr(float_attention, "divisions", lambda ctx, units: [division])
+    graph, data = network(lead=(1, 2), m=20, n=70, d=16, e=16, mask=(1, 1, 20, 70))
+    if where == "all hidden":
+        data[3][0, 0, 3] = -np.inf if np.isinf(bad) else bad
+    else:
+        data["qkv".index(where)][0, 1, 5, 2] = bad
+    program = build_program(graph, device.features, "cuda", half=False)
+    got = first_output(device, program, data, graph.values[graph.outputs[0]].shape)
+    with np.errstate(all="ignore"):
+        want = evaluate_graph(graph, data)[0]
+    assert not np.isfinite(want).all() or (where, bad) == ("k", -np.inf)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def needs_tf32(device: Any) -> None:
+    if device.features.capability not in TF32_CAPABILITIES:
+        pytest.skip("no TF32 here")
+
+
+def agrees_in_float32(device: Any, options: dict[str, Any]) -> None:
+    graph, data = network(**options)
+    program = build_program(graph, device.features, "cuda", half=False)
+    kernel = program.kernels[program.dispatches[-1].kernel]
+    assert kernel.name == "flash_attention" and "#define TF32 1" in kernel.source
+    got = first_output(device, program, data, graph.values[graph.outputs[0]].shape)
+    want = evaluate_graph(graph, data)[0]
+    assert np.linalg.norm(got - want) <= 1e-6 * np.linalg.norm(want)
+
+
+def divide(monkeypatch: pytest.MonkeyPatch, down: int, across: int, step: int, split: int) -> None:
     """Such a division, whatever the estimates say."""
-    monkeypatch.setattr(attention, "divisions", lambda ctx, units: [attention.AttentionDivision(*sizes)])
+    monkeypatch.setattr(attention, "divisions", lambda ctx, units: [AttentionDivision(down, across, step, split)])
     monkeypatch.setattr(short_attention, "divisions", lambda *_: [])
     monkeypatch.setattr(warpgroup_attention, "ranked", lambda *_: [])
 
@@ -233,12 +303,41 @@ def test_which_keys_are_divided(options: dict[str, Any], capability: int, split:
     assert split_of(program) == split
 
 
+@pytest.mark.parametrize(
+    "options, capability, kind",
+    [
+        (dict(lead=(64, 3), m=197, n=197, d=64, e=64), 90, "8x1x32w"),
+        (dict(lead=(64, 48), m=49, n=49, d=32, e=32), 90, "4x1x64w"),
+        (dict(lead=(1, 12), m=128, n=128, d=64, e=64), 90, "1x8x128"),
+        (dict(lead=(1, 8), m=1, n=512, d=64, e=64), 90, "1x8x128/4"),
+        (dict(lead=(64, 3), m=197, n=197, d=64, e=64), 80, "2x1x32"),
+        (dict(lead=(1, 8), m=1, n=512, d=64, e=64), 80, "1x8x128"),
+    ],
+)
+def test_how_floats_are_divided(options: dict[str, Any], capability: int, kind: str) -> None:
+    """By four warps together where there are many queries, by clusters where they are few."""
+    program = build_program(network(**options)[0], features_of(capability, 132), "cuda", half=False)
+    found = dict(re.findall(r"^#define (\w+) (\d+)$", program.kernels[-1].source, re.MULTILINE))
+    down, across, step, split = (int(found[name]) for name in ("WARPS_M", "WARPS_K", "STEP", "SPLIT"))
+    division = AttentionDivision(
+        down, across, step, split, int(found["BLOCKS"]), found["RESTS_KEPT"] == "1", found["WARPGROUPS"] == "1"
+    )
+    assert len(program.kernels) == 1 and str(division) == kind
+
+
+@pytest.mark.parametrize("capability", [86, 89, 100, 120])
+def test_floats_elsewhere_are_products_and_a_softmax(capability: int) -> None:
+    """As long as there is no TF32."""
+    features = features_of(capability, 100)
+    assert not attention.fits(64, 64, features, half=False) and attention.fits(64, 64, features, half=True)
+
+
 @pytest.mark.parametrize("inner, estimate", [("", 12.5), ("qkv", 7.7)])
 def test_floats_take_longer_than_halves(monkeypatch: pytest.MonkeyPatch, inner: str, estimate: float) -> None:
     """The first is what 512 keys took in eight steps."""
-    one, costs = attention.AttentionDivision(1, 4, 64), []
+    one, costs = AttentionDivision(1, 4, 64), []
 
-    def divisions(ctx: KernelContext, units: int) -> list[attention.AttentionDivision]:
+    def divisions(ctx: KernelContext, units: int) -> list[AttentionDivision]:
         costs.append(attention._cost(ctx, one, units))
         return [one]
 
@@ -280,3 +379,11 @@ def test_compiles(case: str, capability: int) -> None:
     kernels = [k for k in program.kernels if k.name == "flash_attention"]
     assert kernels and kernels[0].shared_bytes <= 99 << 10
     assert compile_kernels(kernels, capability, programmatic=capability >= 90)
+
+
+@pytest.mark.parametrize("case, capability", [("vision", 80), ("wide", 80), ("mask", 90), ("wide", 90)])
+def test_floats_compile(case: str, capability: int) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    program = build_program(network(**CASES[case])[0], features_of(capability, 100), "cuda", half=False)
+    kernels = [k for k in program.kernels if k.name == "flash_attention"]
+    assert kernels and compile_kernels(kernels, capability, programmatic=capability >= 90)

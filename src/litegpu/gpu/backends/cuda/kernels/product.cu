@@ -5,12 +5,9 @@
 // rows multiply 64 rows at once, and the tensor cores read both factors from shared memory (compute capability 9.0).
 // With row_norm.cu the left factor's rows are normalised.
 //
-// With TF32 each float is two: its first 11 digits, and the rest, rounded to as many. Their product is three, as exact as
-// that of floats: what is left out, the product of both rests, is at most 2^-22 of it. Tensor cores cut off what they add
-// up: so each step has sums of its own, which begin with the products of rests, whose ends count for little, and which
-// other instructions add to those of all steps. A number's rest has its sign and is at least 2^-60 of it, that of an
-// infinity is one: an infinity times both is one (but NaN times a number below 2^-66, whose rest would be too small). With
-// NUMBERS the right factor has no infinity. Four warps together find the rests of the right tile behind it, in shared memory.
+// With TF32 each float is two (rests.cu), and each step has sums of its own, which other instructions add to those of all
+// steps. With NUMBERS the right factor has no infinity. Four warps together find the rests of the right tile behind it, in
+// shared memory.
 #ifndef TF32
 #define TF32 0
 #endif
@@ -52,19 +49,11 @@ INLINE unsigned place(unsigned row, unsigned chunk) {
 }
 
 #if TF32
-INLINE float without_tail(float x) { return __uint_as_float(__float_as_uint(x) & 0xffffe000u); }
-// Cut off behind 11 digits it is what was nearest.
-INLINE unsigned to_be_cut(float x) { return __float_as_uint(x) + 0x1000u; }
-INLINE float rest_of_number(float x) { return fmaf(x, 0x1p-60f, x - without_tail(x)); }
-INLINE unsigned rest_of_left(unsigned word) {
-  const float x = __uint_as_float(word), rest = rest_of_number(x);
-  return to_be_cut(rest == rest ? rest : x);
-}
 INLINE unsigned rest_of_right(unsigned word) {
 #if NUMBERS
   return to_be_cut(rest_of_number(__uint_as_float(word)));
 #else
-  return rest_of_left(word);
+  return rest_of(word);
 #endif
 }
 #endif
@@ -101,7 +90,7 @@ struct Product {
       for (unsigned i = 0; i < STEPS_OF_8; i++) {
         load_matrices(left[m][i], a(first_row + m * NEXT + lane % 16, i * 2 + lane / 16));
 #pragma unroll
-        for (unsigned e = 0; e < 4; e++) rests[m][i][e] = rest_of_left(left[m][i][e]);
+        for (unsigned e = 0; e < 4; e++) rests[m][i][e] = rest_of(left[m][i][e]);
       }
     auto add_found = [&](unsigned part) {
 #pragma unroll
@@ -155,7 +144,7 @@ struct Product {
         for (unsigned m = 0; m < ROWS; m++) {
           load_matrices(left[m], a(a_row + m * 16, first + a_chunk));
 #pragma unroll
-          for (unsigned e = 0; e < 4; e++) left_rests[m][e] = rest_of_left(left[m][e]);
+          for (unsigned e = 0; e < 4; e++) left_rests[m][e] = rest_of(left[m][e]);
         }
 #pragma unroll
         for (unsigned n = 0; n < COLUMNS; n += 2) {

@@ -105,7 +105,7 @@ class WorkgroupTile:
     @property
     def files(self) -> tuple[str, ...]:
         """Of this folder, those that product.cu needs, and itself."""
-        warpgroup, tf32 = ("warpgroup.cu",) if self.warpgroups else (), ("tf32.cu",) if self.tf32 else ()
+        warpgroup, tf32 = ("warpgroup.cu",) if self.warpgroups else (), ("tf32.cu", "rests.cu") if self.tf32 else ()
         return ("device.cu", *warpgroup, *tf32, "product.cu")
 
     def constants(self) -> dict[str, int | str]:
