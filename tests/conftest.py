@@ -19,7 +19,7 @@ if os.environ.get("LITEGPU_CUDA_EMULATOR"):
 
 
 #: Cases of a test from which on it is a sweep, of which --part runs a sample; with the marker `sweep`, of any test.
-MANY = 10
+MANY = 6
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,14 +1,17 @@
 // softmax(scale * q k^T + beta * mask) v for each of the leading positions, in half precision with float sums, or (TF32) of
 // floats as exactly, each taken for two numbers of TF32 (rests.cu), without ever storing the logits. A workgroup has
-// 16 * BLOCKS * WARPS_M queries; it goes through the keys and values in steps of STEP, whose
-// copies run STAGES - 1 steps ahead, and WARPS_K warps divide the keys of a step among them. Every warp keeps, for its queries, the
-// largest logit so far, and relative to that the sum of the exponentials and the sums of the values. SPLIT workgroups, a
-// cluster (compute capability 9.0), divide the keys, and the rows of what they have together.
+// 16 * BLOCKS * WARPS_M queries; it goes through the keys and values in steps of STEP, whose copies run STAGES - 1 steps
+// ahead, and WARPS_K warps divide the keys of a step among them. Every warp keeps, for its queries, the largest logit so far,
+// and relative to that the sum of the exponentials and the sums of the values. SPLIT workgroups, a cluster (compute
+// capability 9.0), divide the keys, and the rows of what they have together.
 //
-// Constants from the host: TF32 WARPGROUPS (of TF32: four warps multiply together) RESTS_KEPT (in shared memory, else each warp finds them) BLOCKS WARPS_M WARPS_K STEP STAGES SPLIT; DP EP (depth and columns, padded to a power of two); HEADS QUERIES KEYS
-// QUADS (of the output); TILES (along the queries); SCALE BETA (but with TF32 times log2 e); for Q_, K_ and V_: _TYPE,
-// _LOAD(value), _COPY (8 or 4 numbers at once, 1: four floats, or 0: one by one), _WIDTH (that can be read of a row), _OFFSET _PITCH_BATCH
-// _PITCH_HEAD _PITCH_ROW _PITCH_COLUMN; K_SHARED V_SHARED (heads of queries that have one of keys, or values); MASKED, and for the mask: MASK_CONSTANT MASK_PERIOD (of the batch) MASK_TYPE MASK_LOAD(value) MASK_OFFSET MASK_PITCH_*.
+// Constants from the host: TF32, and with it WARPGROUPS (four warps multiply together) and RESTS_KEPT (in shared memory, else
+// each warp finds them); BLOCKS WARPS_M WARPS_K STEP STAGES SPLIT; DP EP (depth and columns, padded to a power of two); HEADS
+// QUERIES KEYS; QUADS (of the output); TILES (along the queries); SCALE BETA (but with TF32 times log2 e); for Q_, K_ and V_:
+// _TYPE, _LOAD(value), _COPY (8 or 4 numbers at once, 1: four floats, or 0: one by one), _WIDTH (that can be read of a row),
+// _OFFSET _PITCH_BATCH _PITCH_HEAD _PITCH_ROW _PITCH_COLUMN; K_SHARED V_SHARED (heads of queries that have one of keys, or
+// values); MASKED, and for the mask: MASK_CONSTANT MASK_PERIOD (of the batch) MASK_TYPE MASK_LOAD(value) MASK_OFFSET
+// MASK_PITCH_*.
 constexpr unsigned THREADS = 32 * WARPS_M * WARPS_K, WARP_ROWS = 16 * BLOCKS, ROWS = WARP_ROWS * WARPS_M, OWN = STEP / WARPS_K;
 #if TF32
 constexpr unsigned SIZE = 4, CHAIN = 4;  // products of 8 numbers that tensor cores add up
