@@ -179,14 +179,19 @@ def test_masked_keys_count_for_nothing() -> None:
 
 
 def test_tensor_cores_do_large_ones() -> None:
-    cuda = Features(native="cuda", capability=90)
-    assert joined(network(lead=(1, 8), m=100, n=100), Features()) and joined(network(lead=(1, 8), m=100, n=30), cuda)
+    """Where they multiply what there is: floats on GPUs of data centres alone."""
+    plain, cuda = Features(), Features(native="cuda", capability=86)
+    assert joined(network(lead=(1, 8), m=100, n=100), plain) and joined(network(lead=(1, 8), m=100, n=30), cuda)
     content = network(lead=(1, 8), m=512, n=512, d=64, e=64)
-    assert not joined(content, Features()) and not joined(content, cuda)
+    assert not joined(content, plain) and not joined(content, cuda)
+    assert joined(content, Features(native="cuda", capability=90))
     model = read_model(content).main
     lowered = lower_partition(model, model.operators, model.inputs, model.outputs)
-    features = Features(native="cuda", capability=90, compute_units=132, float16=True)
-    for half, expected in ((True, "flash_attention"), (False, "tiled_matmul")):
+    for half, capability, expected in (
+        (True, 86, "flash_attention"), (False, 86, "tiled_matmul"),
+        (True, 90, "flash_attention"), (False, 90, "flash_attention"), (False, 80, "flash_attention"),
+    ):  # fmt: skip
+        features = Features(native="cuda", capability=capability, compute_units=132, float16=True)
         names = {k.name for k in build_program(lowered.graph, features, "cuda", half=half).kernels}
         assert expected in names
 
