@@ -37,6 +37,14 @@ template <unsigned bytes> INLINE void keep_rests(unsigned tile, unsigned rests) 
     *(uint4*)(shared + rests + at) = uint4{rest_of(x.x), rest_of(x.y), rest_of(x.z), rest_of(x.w)};
   }
 }
+// Four matrices, and what is left of them, which is found here unless it is kept.
+INLINE void load_with_rests(unsigned (&x)[4], unsigned (&rests)[4], unsigned at, unsigned rests_at) {
+  load_matrices(x, at);
+  if (RESTS_KEPT) load_matrices(rests, rests_at);
+#pragma unroll
+  for (unsigned e = 0; e < 4; e++)
+    if (!RESTS_KEPT) rests[e] = rest_of(x[e]);
+}
 #endif
 constexpr bool VALUES_LATER = STEPS == 1 && !WARPGROUPS;
 constexpr unsigned PITCH = EP + 8;  // of the sums in shared memory, in floats
@@ -78,12 +86,13 @@ INLINE void write_chunk(unsigned to, const float (&v)[PER_CHUNK]) {
     constexpr unsigned down = THREADS / chunks;                                                                         \
     const unsigned own = threadIdx.x / chunks, chunk = threadIdx.x % chunks, column = chunk * PER_CHUNK;                \
     const SIDE##_TYPE* const top = x + (first + own) * SIDE##_PITCH_ROW + column * SIDE##_PITCH_COLUMN;                 \
-    const unsigned top_to = at + place<chunks, rows>(own, chunk);                                                             \
+    const unsigned top_to = at + place<chunks, rows>(own, chunk);                                                       \
     _Pragma("unroll") for (unsigned below = 0; below < rows; below += down) {                                           \
       const unsigned row = own + below;                                                                                 \
       if (below + down > rows && row >= rows) continue;                                                                 \
       const SIDE##_TYPE* const from = top + below * SIDE##_PITCH_ROW;                                                   \
-      const unsigned to = down % 8 == 0 ? top_to + below * ABREAST<chunks> * 16 : at + place<chunks, rows>(row, chunk);                \
+      const unsigned to =                                                                                               \
+          down % 8 == 0 ? top_to + below * ABREAST<chunks> * 16 : at + place<chunks, rows>(row, chunk);                 \
       const bool real = first + row < count;                                                                            \
       if constexpr (SIDE##_COPY == 8 || (TF32 && SIDE##_COPY)) {                                                        \
         copy16(to, from, real && column < SIDE##_WIDTH);                                                                \
@@ -287,21 +296,13 @@ NAME(const Q_TYPE* q, const K_TYPE* k, const V_TYPE* v MASK_PARAMETER EPILOGUE_B
 #pragma unroll
         for (unsigned m = 0; m < BLOCKS; m++) {
           const unsigned at = place<QUERY_CHUNKS, ROWS>(query_row + m * 16, i * 2 + lane / 16);
-          load_matrices(left[m], Q_AT + at);
-          if (RESTS_KEPT) load_matrices(left_rests[m], Q_RESTS + at);
-#pragma unroll
-          for (unsigned e = 0; e < 4; e++)
-            if (!RESTS_KEPT) left_rests[m][e] = rest_of(left[m][e]);
+          load_with_rests(left[m], left_rests[m], Q_AT + at, Q_RESTS + at);
         }
 #pragma unroll
         for (unsigned n = 0; n < OWN / 16; n++) {
           unsigned right[4], rests[4];
           const unsigned at = place<QUERY_CHUNKS, STEP>(key_row + n * 16, i * 2 + lane / 8 % 2);
-          load_matrices(right, key_tile + at);
-          if (RESTS_KEPT) load_matrices(rests, K_RESTS + at);
-#pragma unroll
-          for (unsigned e = 0; e < 4; e++)
-            if (!RESTS_KEPT) rests[e] = rest_of(right[e]);
+          load_with_rests(right, rests, key_tile + at, K_RESTS + at);
 #pragma unroll
           for (unsigned of = 0; of < 3; of++)
 #pragma unroll

@@ -76,16 +76,12 @@ def build(ctx: KernelContext) -> list[Launch] | None:
             return None
         mask = found
     units, sizes = ctx.features.compute_units or USUAL_UNITS, warpgroup_attention.sizes_of(ctx)
-    options: list[Option]
+    estimate, divided = (_cost, divisions) if ctx.half else (float_attention.cost, float_attention.divisions)
+    options: list[Option] = [(estimate(ctx, one, units), _launch, one) for one in divided(ctx, units)]
     if ctx.half:
-        options = [(_cost(ctx, one, units), _launch, one) for one in divisions(ctx, units)]
         options += [
             (short_attention.cost(sizes, one, units), short_attention.launch, one)
             for one in short_attention.divisions(sizes, units)
-        ]
-    else:
-        options = [
-            (float_attention.cost(ctx, one, units), _launch, one) for one in float_attention.divisions(ctx, units)
         ]
     if ctx.half and warpgroup_attention.readable(ctx):
         cost, make = warpgroup_attention.cost, warpgroup_attention.launch
@@ -96,7 +92,7 @@ def build(ctx: KernelContext) -> list[Launch] | None:
 
 
 def divisions(ctx: KernelContext, units: int) -> list[AttentionDivision]:
-    """Those that make sense, the cheapest first."""
+    """Those that make sense, those of the fewest queries first."""
     usual = [AttentionDivision(down, WARPS // down, STEP) for down in (4, 2, 1)]
     found = [next((d for d in usual if d.tiles(ctx) >= units), usual[-1])]
     keys = keys_of(ctx)
@@ -107,7 +103,7 @@ def divisions(ctx: KernelContext, units: int) -> list[AttentionDivision]:
         if step <= MOST_AT_ONCE:
             found.append(AttentionDivision(1, ACROSS, step, n))
     found = [d for d in found if (d.split == 1 and d.across != ACROSS) or fits_at_once(ctx, d, units)]
-    return sorted(found, key=lambda division: (_cost(ctx, division, units), division.down))
+    return sorted(found, key=lambda division: division.down)
 
 
 def _cost(ctx: KernelContext, division: AttentionDivision, units: int) -> float:

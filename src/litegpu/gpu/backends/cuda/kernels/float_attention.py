@@ -49,8 +49,8 @@ class AttentionRates(NamedTuple):
     split: float
 
 
-#: From 182 measurements of twelve attentions on an H100, which they miss by 9, 12 and 12%; what is chosen takes 5%
-#: longer than the best on average, and 25% at most (an attention of depth 128).
+#: From 182 measurements of thirteen attentions on an H100, which they miss by 9, 12 and 12%; what is chosen takes 5%
+#: longer than the best on average, and 26% at most (an attention of depth 128).
 WARPGROUP_RATES = AttentionRates(3.7, 0.327, 0.0036, 2.57e-5, 0.0756, 4.01e-6, 0.0, 7.49e-5, 4.3e-5)
 KEPT_RATES = AttentionRates(5.05, 0.74, 0.434, 2.03e-5, 0.0, 7.76e-6, 0.0, 8.42e-5, 0.0)
 WARP_RATES = AttentionRates(3.44, 0.0, 0.628, 3.83e-5, 0.0, 6.92e-6, 6.71e-5, 7.87e-5, 8.24e-6)
@@ -61,15 +61,14 @@ WARPS = 12
 
 
 def divisions(ctx: KernelContext, units: int) -> list[AttentionDivision]:
-    """Those that make sense, the cheapest first."""
-    found = [*FEW, *MANY]
-    if ctx.features.capability == WARPGROUP_CAPABILITY:
-        depth, columns = padded_widths(ctx)
-        found += TOGETHER if depth <= MOST_DEPTH and columns <= MOST_COLUMNS else ()
+    """Those that make sense, those of the fewest queries first."""
+    hopper, (depth, columns) = ctx.features.capability == WARPGROUP_CAPABILITY, padded_widths(ctx)
+    together = TOGETHER if hopper and depth <= MOST_DEPTH and columns <= MOST_COLUMNS else ()
+    found = [d for d in (*FEW, *MANY, *together) if fits_shared(ctx, d)]
+    if hopper:
         clusters = (dataclasses.replace(d, split=n) for d in FEW for n in SPLITS if d.tiles(ctx) < units)
         found += [d for d in clusters if fits_at_once(ctx, d, units)]
-    sensible = [d for d in found if fits_shared(ctx, d)]
-    return sorted(sensible, key=lambda division: (cost(ctx, division, units), division.down))
+    return sorted(found, key=lambda division: division.down)
 
 
 def cost(ctx: KernelContext, division: AttentionDivision, units: int) -> float:
