@@ -15,10 +15,13 @@ from litegpu.gpu.backends.cuda.constants import ProgramConstants, allocated
 from litegpu.gpu.backends.cuda.copy import Pinned
 from litegpu.gpu.backends.cuda.driver import checked, synchronize
 from litegpu.gpu.backends.cuda.result_pool import LARGE_RESULT
+from litegpu.gpu.graph import DType
 from litegpu.gpu.program import Binding, Port, Program
 
 #: Of ports in the staging memory, and what is left behind the arena.
 _ALIGNMENT = 256
+#: Of what stands for an input, at most; then they come again.
+_RANDOM_BYTES = 4 << 20
 
 
 class SessionMemory:
@@ -43,6 +46,7 @@ class SessionMemory:
         self._owners: Sequence[object] = ()  # of what is there
         self._halves: dict[int, np.ndarray] = {}
         self._room: dict[int, int] = {}  # on the device, for halves on their way
+        self._stand_ins: dict[int, int] = {}
         self._constants: ProgramConstants | None = None
         try:
             size = _aligned(program.arena_size) + _ALIGNMENT
@@ -105,6 +109,32 @@ class SessionMemory:
             self._room[index] = found
         return found
 
+    def stand_in(self, index: int) -> int:
+        """The address of random numbers on the device that stand for input `index` where kernels are timed, or 0 if
+        there is no room: what an inference reads is gone as soon as later kernels have written there. Numbers about
+        one as floats, all values of bytes, zeros of other types, which may be places in a table."""
+        found = self._stand_ins.get(index)
+        if found is None:
+            port = self._program.inputs[index]
+            try:
+                found = allocated(self._device, _aligned(port.nbytes))
+            except DeviceError:
+                found = 0
+            self._stand_ins[index] = found
+            if found:
+                numbers = _stand_in_of(port)
+                answer = driver.cuMemcpyHtoDAsync(found, numbers.ctypes.data, numbers.nbytes, self._stream)
+                checked(answer, "cuMemcpyHtoDAsync")
+                synchronize(self._stream)
+        return found
+
+    def put_stand_ins(self) -> None:
+        """Put on the stream that they are what an inference is to read."""
+        for index, port in enumerate(self._program.inputs):
+            if numbers := self.stand_in(index):
+                answer = driver.cuMemcpyDtoDAsync(self.place(port), numbers, port.nbytes, self._stream)
+                checked(answer, "cuMemcpyDtoDAsync")
+
     def clear_variables(self) -> None:
         """Put on the stream that the variables become zero."""
         for port in self._program.variables:
@@ -151,7 +181,8 @@ class SessionMemory:
 
     def free(self) -> None:
         arena, self._arena = self._arena, 0  # freed once, whatever comes between
-        rooms, self._room = list(self._room.values()), {}
+        rooms, self._room = [*self._room.values(), *self._stand_ins.values()], {}
+        self._stand_ins = {}
         for place in (arena, *rooms):
             if place:
                 driver.cuMemFree(place)
@@ -176,6 +207,17 @@ class SessionMemory:
         count = len(self._program.inputs)
         self.inputs = views[:count]
         self._outputs.update(zip(small, views[count:], strict=True))
+
+
+def _stand_in_of(port: Port) -> np.ndarray:
+    rng, some = np.random.default_rng(0), min(port.nbytes, _RANDOM_BYTES)
+    if port.dtype is DType.FLOAT32:
+        numbers = rng.standard_normal(-(-some // 4), np.float32)
+    elif port.dtype in (DType.INT8, DType.UINT8):
+        numbers = rng.integers(0, 256, some, np.uint8)
+    else:
+        numbers = np.zeros(some, np.uint8)
+    return np.resize(numbers.view(np.uint8), port.nbytes)
 
 
 def _aligned(size: int) -> int:

@@ -49,6 +49,7 @@ class Recorder:
         self._after_kernel = False  # whether what was enqueued last is a kernel
         self._copies: dict[tuple[int, int], GraphLaunch] = {}
         self._kernel_graph: CudaGraph | None = None
+        self._timed_graph: CudaGraph | None = None
         self._widening_graphs: list[CudaGraph] = []
         self._bound_graphs: list[tuple[Ways, CudaGraph]] = []  # latest last
         self.launches = [self._launch(kernels, dispatch) for dispatch in program.dispatches]
@@ -62,20 +63,35 @@ class Recorder:
     def kernel_graph(self) -> CudaGraph:
         """A graph of the kernels without the copies."""
         if self._kernel_graph is None:
-            self._kernel_graph = self.first_kernels(len(self.launches))
+            self._kernel_graph = CudaGraph(self._stream, lambda: self._enqueue_kernels(self.launches))
         return self._kernel_graph
+
+    @property
+    def timed_graph(self) -> CudaGraph:
+        """The same for measurements (timed_kernels())."""
+        if self._timed_graph is None:
+            self._timed_graph = self.timed_kernels(len(self.launches))
+        return self._timed_graph
 
     def widening_graph(self, rounded: Mapping[int, int]) -> CudaGraph:
         """A new graph of the kernels without the copies, for inputs that come as halves from these addresses."""
         widened = [self._widened(index, source) for index, source in sorted(rounded.items())]
-        graph = CudaGraph(self._stream, lambda: self._enqueue_kernels(len(self.launches), widened))
+        graph = CudaGraph(self._stream, lambda: self._enqueue_kernels([*widened, *self.launches]))
         graph.launches = widened
         self._widening_graphs.append(graph)
         return graph
 
-    def first_kernels(self, count: int) -> CudaGraph:
-        """A new graph of so many kernels, without copies."""
-        return CudaGraph(self._stream, lambda: self._enqueue_kernels(count))
+    def timed_kernels(self, count: int) -> CudaGraph:
+        """A new graph of so many kernels, without copies, which finds the same inputs whenever it is launched: those
+        that it may are read from memory of their own. (Else kernels would be timed with what later ones have written
+        there, which is no input, and some kernels take longer for some numbers.)"""
+        launches: Sequence[GraphLaunch] = self.launches
+        for index, port in enumerate(self._program.inputs):
+            if port.uses and (numbers := self._memory.stand_in(index)):
+                launches = _moved(launches, port.uses, numbers)
+        graph = CudaGraph(self._stream, lambda: self._enqueue_kernels(launches[:count]))
+        graph.launches = launches
+        return graph
 
     def has_graph(self, ways: Ways) -> bool:
         return any(ways == known for known, _ in self._bound_graphs)
@@ -208,7 +224,7 @@ class Recorder:
 
     def close(self) -> None:
         bound = [graph for _, graph in self._bound_graphs]
-        for graph in (self.graph, self._kernel_graph, *self._widening_graphs, *bound):
+        for graph in (self.graph, self._kernel_graph, self._timed_graph, *self._widening_graphs, *bound):
             if graph is not None:
                 graph.close()
         self._widening_graphs.clear()
@@ -230,9 +246,9 @@ class Recorder:
         """_timed() of a copy that touches so many bytes."""
         return self._timed(launch, Work(math.prod(launch.groups), size, size))
 
-    def _enqueue_kernels(self, count: int, before: Sequence[GraphLaunch] = ()) -> None:
+    def _enqueue_kernels(self, launches: Sequence[GraphLaunch]) -> None:
         self._after_kernel = False
-        for launch in (*before, *self.launches[:count]):
+        for launch in launches:
             self._enqueue(launch)
 
     def _enqueue_copy(self, target: int, source: int, nbytes: int, copy: Callable[..., Any], what: str) -> None:

@@ -193,12 +193,14 @@ class CudaSession(CudaSessionBase):
         """Seconds of each dispatch: the median of several graphs of the same launch repeated, so with warm caches and
         including the gap to the next kernel. Where kernels overlap, that would count time twice: there it is how much
         longer the graph of all kernels up to this one takes than that of those before it, which adds up to the time of
-        the whole. Spoils the arena, which the next run() does not mind, but for the variables, which are restored."""
+        the whole. Inputs are random. Spoils the arena, which the next run() does not mind, but for the variables, which
+        are restored."""
         with self._lock, self.device.context:
             self._check_usable()
             self._finish()
             with self.memory.same_variables():
                 if not self.overlap.latency:
+                    self.memory.put_stand_ins()  # each kernel finds what those before it have made of them
                     return [self._time_launch(launch) for launch in self.recorder.launches]
                 try:
                     return added_seconds(self._stream, self.recorder)
@@ -206,8 +208,8 @@ class CudaSession(CudaSessionBase):
                     raise self.launcher.failed(error) from error
 
     def time_graph(self, repeats: int = 100) -> float:
-        """Seconds of GPU time of all kernels of an inference, without the copies of inputs and outputs: graphs are
-        launched back to back, the mean of `repeats` after some to warm up."""
+        """Seconds of GPU time of all kernels of an inference, without the copies of inputs and outputs, with random
+        inputs: graphs are launched back to back, the mean of `repeats` after some to warm up."""
         if self.program.regions:
             raise DeviceError("how often its kernels run is known only when it runs, so they are not timed")
         with self._lock, self.device.context:
@@ -215,7 +217,7 @@ class CudaSession(CudaSessionBase):
             self._finish()
             try:
                 with self.memory.same_variables():
-                    return graph_seconds(self._stream, self.recorder.kernel_graph, repeats)
+                    return graph_seconds(self._stream, self.recorder.timed_graph, repeats)
             except CudaError as error:
                 raise self.launcher.failed(error) from error
 

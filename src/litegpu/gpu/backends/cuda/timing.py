@@ -75,7 +75,7 @@ def added_seconds(stream: Any, recorder: Recorder) -> list[float]:
     """Of each kernel of a program: how much longer the graph of all up to it takes than that of those before it."""
     ends = []
     for count in range(1, len(recorder.launches) + 1):
-        graph = recorder.first_kernels(count)
+        graph = recorder.timed_kernels(count)
         try:
             ends.append(min(graph_seconds(stream, graph, _PREFIX_REPEATS) for _ in range(_PREFIX_ROUNDS)))
         finally:

@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 from first_output import first_output
 
-from litegpu.gpu.backends.cuda.kernels import convolution, halo, patch, persistent, specialized, stem, window
+from litegpu.gpu.backends.cuda.kernels import (
+    convolution,
+    float_convolution,
+    halo,
+    patch,
+    persistent,
+    specialized,
+    stem,
+    window,
+)
 from litegpu.gpu.backends.cuda.kernels.layer import Layer
 from litegpu.gpu.backends.cuda.kernels.tile import (
     TF32_CAPABILITIES,
@@ -34,7 +43,9 @@ PLAIN = Conv2D()
 
 @pytest.fixture(autouse=True)
 def without_later_kernels(monkeypatch) -> None:
-    """Those of specialized.cu, persistent.cu, halo.cu, stem.cu and patch.cu have tests of their own."""
+    """Those of specialized.cu, persistent.cu, halo.cu, stem.cu, patch.cu and float_convolution.cu have tests of their
+    own."""
+    monkeypatch.setattr(float_convolution, "ranked", lambda layer, capability, units: [])
     monkeypatch.setattr(patch, "ranked", lambda layer, capability, units: [])
     monkeypatch.setattr(halo, "ranked", lambda layer, capability, units: [])
     monkeypatch.setattr(persistent, "ranked", lambda layer, capability, units: [])

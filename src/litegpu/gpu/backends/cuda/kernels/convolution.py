@@ -1,5 +1,5 @@
-"""Convolution as a matrix product: on tensor cores (float16, float32 sums; bytes, int32 sums; float32 as TF32 and what
-it leaves) or by plain multiplications of float32."""
+"""Convolution as a matrix product: on tensor cores (float16, float32 sums; bytes, int32 sums; float32 as two halves or
+as TF32 and what it leaves) or by plain multiplications of float32."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy as np
 from litegpu.gpu.backends.cuda.kernels import (
     columns,
     fetched,
+    float_convolution,
     grouped,
     halo,
     matvec,
@@ -65,6 +66,10 @@ WINDOWS = 1.1
 LEAST_ROUND_DEPTH = 256
 #: Sums of a thread, at most, where it keeps what the epilogue reads beside them.
 MOST_SUMS_AHEAD = 16
+#: Microseconds from which layers of floats are multiplied as halves where kernels overlap: below, warps that copy for
+#: others gain less than they cost there (ResNet-50's at batch 1: 16 layers of 4 to 5.5 us took 0.75 more each, Swin
+#: and ConvNeXt's of 7 less).
+LEAST_HALVED = 6.0
 #: What pixels that are joined must take of what they take one by one: 0.57 to 0.76 by estimates for windows that move
 #: by four of them.
 JOINED = 0.85
@@ -115,11 +120,19 @@ def _chosen(
     kernels = _kernels(layer, features)
     if overlapping and not alone:  # where it was not measured
         kernels = [kernel for kernel in kernels if kernel[1] is not pingpong.launch]
+    if overlapping and not layer.half:
+        kernels = [one for one in kernels if one[1] is not float_convolution.launch or _is_long(layer, one, features)]
     first = _cheapest(layer, kernels, features.compute_units)
     large = alone and first[1] is pingpong.launch
     if layer.half and overlapping and layer.gate is None and not large:  # gates were not measured
         return _overlapping(layer, kernels, first, features, alone=alone)
     return kernels, first
+
+
+def _is_long(layer: Layer, kernel: _Kernel, features: Features) -> bool:
+    """Whether the first candidate takes long enough for layers of floats where kernels overlap."""
+    cost_of, _, found = kernel
+    return bool(found) and cost_of(layer, found[0], features.compute_units) >= LEAST_HALVED
 
 
 def _of_wider_pixels(layer: Layer, features: Features) -> Layer:
@@ -168,6 +181,7 @@ def _options(layer: Layer, features: Features) -> tuple[Sequence[WorkgroupTile],
         (persistent.cost, persistent.launch, persistent.ranked(layer, capability, units)),
         (columns.cost, columns.launch, columns.ranked(layer, capability, units)),
         (pingpong.cost, pingpong.launch, pingpong.ranked(layer, capability, units)),
+        (float_convolution.cost, float_convolution.launch, float_convolution.ranked(layer, capability, units)),
     ]
     if layer.prologue is None and layer.norm is None:  # which these do not know
         blocks = that_fit(window.ranked(layer, units), functools.partial(window.shared_bytes, layer), capability)

@@ -1,6 +1,6 @@
-// What convolutions by warpgroup products multiply: halves with float sums, or (BYTES 1) bytes with int sums, of which the
-// input may be UNSIGNED, and what is outside of it not zero (PADDED). With SIDE, of squares of that side, of POOL sums, the
-// largest one alone is stored.
+// What convolutions by warpgroup products multiply: halves with float sums, or (BYTES 4) floats, or (BYTES 1) bytes with int
+// sums, of which the input may be UNSIGNED, and what is outside of it not zero (PADDED). With SIDE, of squares of that side, of
+// POOL sums, the largest one alone is stored.
 #ifndef SIDE
 #define SIDE 1
 #endif
@@ -18,7 +18,11 @@ typedef int4 Four;
 INLINE int larger(int a, int b) { return a > b ? a : b; }
 INLINE int4 corrected(int4 v, int4 more) { return int4{v.x + more.x, v.y + more.y, v.z + more.z, v.w + more.w}; }
 #else
+#if BYTES == 4
+typedef float Element;
+#else
 typedef unsigned short Element;
+#endif
 typedef float Sum;
 typedef float2 Two;
 typedef float4 Four;

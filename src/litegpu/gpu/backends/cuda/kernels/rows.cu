@@ -1,7 +1,7 @@
 // What kernels share whose products are rows of pixels times columns of channels, by warpgroups (compute capability 9.0):
 // the rows' inputs on their way into shared memory, and sums on their way out of registers.
 //
-// Constants from the host: BYTES (of an element: 2, halves; 1, bytes); BM BN BK; COPYING (threads that copy); AT_ONCE (rows
+// Constants from the host: BYTES (of an element: 4, floats; 2, halves; 1, bytes); BM BN BK; COPYING (threads that copy); AT_ONCE (rows
 // that a lane stores at once, 4 or 8); PIXELS QUADS (of the output); OUT_H OUT_W; H W (of the input); VECTOR (channels that
 // are copied at once); CHANNELS KERNEL_W TAPS; STRIDE_*, DILATION_*, PADDING_*; OFFSET PITCH_B PITCH_Y PITCH_X (elements, of
 // the input's view); those of elements.cu. POOL rows that follow one another are a square: OUT_H and OUT_W are those of
