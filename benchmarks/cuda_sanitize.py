@@ -36,6 +36,7 @@ KERNELS = {
     "columns": ("columns", "divided or True-100 or (some_tiles and residual)"),
     "depthwise": ("depthwise", "test_whole or test_blocks or (test_windows and block1 and op1)"),
     "group_norm": ("group_norm", "test_groups and (8-256 or 1-64) or nan or wider"),
+    "float_convolution": ("float_convolution", "rows_of_any or infinities or (some_tiles and (deep or residual))"),
     "grouped": ("grouped", "infinite or (test_cases and 1x6x3)"),
     "halo": ("halo", "some_tiles and (2x2 or w3) and (same or strided or wide)"),
     "inverted": ("inverted", "nan or test_blocks or (test_activations and 16)"),

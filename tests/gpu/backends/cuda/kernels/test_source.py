@@ -13,7 +13,7 @@ TEXTS = {file.name: file.read_text() for file in resources.files(cuda).iterdir()
 KERNELS = {name: text for name, text in TEXTS.items() if "__global__" in text}
 #: Those of which some warps copy and others multiply, with the function of the former.
 DIVIDED = {
-    "columns.cu": "if (threadIdx.x >= MULTIPLYING)",
+    "columns.cu": "if (threadIdx.x >= MULTIPLYING)", "float_convolution.cu": "if (team == CONSUMERS)",
     "halo.cu": "copy_tiles(", "persistent.cu": "copy_tiles(", "pingpong.cu": "copy_tiles(",
     "specialized.cu": "copy_tiles(",
     "wide_stem.cu": "form_blocks(",
@@ -38,6 +38,7 @@ def test_every_kernel_is_looked_at() -> None:
         "convolution.cu",
         "depthwise.cu",
         "excite.cu",
+        "float_convolution.cu",
         "group_norm.cu",
         "grouped.cu",
         "halo.cu",
