@@ -7,13 +7,13 @@ import math
 
 import numpy as np
 import pytest
-from gpu.backends.cuda.kernels.test_convolution import check, expected, network, run
+from gpu.backends.cuda.kernels.test_convolution import check, network, run
 
 from litegpu.gpu import view
 from litegpu.gpu.backends.cuda.kernels import convolution, float_convolution, halved
 from litegpu.gpu.backends.cuda.kernels.float_convolution import FloatTile, candidates, packed, ranked
 from litegpu.gpu.backends.cuda.kernels.layer import Layer
-from litegpu.gpu.graph import Conv2D, DType, GraphBuilder
+from litegpu.gpu.graph import Conv2D, DType, Graph, GraphBuilder
 from litegpu.gpu.lang.features import Features
 
 CASES = {
@@ -65,24 +65,35 @@ def test_every_tile(device, monkeypatch, name: str) -> None:
         check(device, graph, x, half=False, kernel="float_convolution")
 
 
-def of_rows(device, monkeypatch, factors: np.ndarray, name: str = "64x32-1h-4-3", depth: int = 80):
-    """What the kernel gives of rows that have a factor each, what NumPy gives in float64, and what both come from."""
-    needs(device)
-    use(monkeypatch, BY_NAME[name])
-    graph, x = network((1, 1, len(factors), depth), (40, 1, 1, depth))
-    x = x * factors.astype(np.float32)[None, None, :, None]
-    values = {graph.inputs[0]: x}
-    return run(device, graph, values, False, "float_convolution"), expected(graph, values)
+def alone(weights: np.ndarray, shape: tuple[int, ...]) -> Graph:
+    """A 1x1 layer without bias."""
+    builder = GraphBuilder()
+    source = builder.value(shape, DType.FLOAT32)
+    out = builder.value((*shape[:3], len(weights)), DType.FLOAT32)
+    builder.node(Conv2D(), [source, builder.constant(weights)], out)
+    return builder.graph([source], [out])
 
 
 @pytest.mark.cuda
-def test_rows_of_any_size(device, monkeypatch) -> None:
-    """Beyond what halves hold, below it, and beside rows of usual numbers: each row by itself is as exact."""
-    exponents = np.array([0, 17, -13, -40, 60, 0, -100, 100, 3, -20])
-    got, want = of_rows(device, monkeypatch, 2.0**exponents)
-    for row in range(len(exponents)):
-        one, other = got[0, 0, row].astype(np.float64), want[0, 0, row].astype(np.float64)
-        assert np.linalg.norm(one - other) <= 1e-6 * np.linalg.norm(other), exponents[row]
+@pytest.mark.parametrize(
+    "exponents, depth",
+    [((0, 17, -13, -40, 60, 0, -100, 100, 3, -20), 80), ((0, 0, -16, 1), 300), ((2, 20), 300), ((0, -3, 8), 80)],
+    ids=["all", "small", "large", "usual"],
+)
+def test_rows_of_any_size(device, monkeypatch, exponents: tuple[int, ...], depth: int) -> None:
+    """Beyond what halves hold, below it, and beside rows of usual numbers, of fewer steps than stages and more: each
+    row by itself is as exact."""
+    needs(device)
+    use(monkeypatch, BY_NAME["64x32-1h-4-3"])
+    rng = np.random.default_rng(1)
+    weights = rng.standard_normal((40, 1, 1, depth)).astype(np.float32)
+    x = rng.standard_normal((1, 1, len(exponents), depth)).astype(np.float32)
+    x *= (np.float32(2.0) ** np.array(exponents, np.float32))[:, None]
+    graph = alone(weights, x.shape)
+    got = run(device, graph, {graph.inputs[0]: x}, False, "float_convolution")[0, 0].astype(np.float64)
+    want = x[0, 0].astype(np.float64) @ weights.reshape(40, depth).T.astype(np.float64)
+    for row, exponent in enumerate(exponents):
+        assert np.linalg.norm(got[row] - want[row]) <= 4e-7 * np.linalg.norm(want[row]), exponent
 
 
 @pytest.mark.cuda
@@ -101,11 +112,8 @@ def test_infinities_and_nan(device, monkeypatch) -> None:
     x[0, 0, 1, 5], x[0, 0, 2, 5], x[0, 0, 3, 9] = np.inf, -np.inf, np.nan
     x[0, 0, 4, 5], x[0, 0, 4, 6] = np.inf, 3e38
     x[0, 0, 5, 5:7] = np.inf, -np.inf
-    builder = GraphBuilder()
-    source, out = builder.value(x.shape, DType.FLOAT32), builder.value((1, 1, 7, outputs), DType.FLOAT32)
-    builder.node(Conv2D(), [source, builder.constant(weights)], out)
-    graph = builder.graph([source], [out])
-    got = run(device, graph, {source: x}, False, "float_convolution")[0, 0]
+    graph = alone(weights, x.shape)
+    got = run(device, graph, {graph.inputs[0]: x}, False, "float_convolution")[0, 0]
     matrix = weights.reshape(outputs, depth).T
     with np.errstate(invalid="ignore", over="ignore"):
         want = x[0, 0] @ matrix
@@ -130,10 +138,8 @@ def test_whole_numbers_are_exact(device, monkeypatch) -> None:
     x[0, 0, 0], x[0, 0, 0, :2] = 0, 4095
     weights[..., :2] = rng.integers(-2047, 2048, (20, 1, 1, 2))
     weights[0, 0, 0, :2] = 2047
-    builder = GraphBuilder()
-    source, out = builder.value(x.shape, DType.FLOAT32), builder.value((1, 5, 7, 20), DType.FLOAT32)
-    builder.node(Conv2D(), [source, builder.constant(weights)], out)
-    got = run(device, builder.graph([source], [out]), {source: x}, False, "float_convolution")
+    graph = alone(weights, x.shape)
+    got = run(device, graph, {graph.inputs[0]: x}, False, "float_convolution")
     want = x.astype(np.float64) @ weights.reshape(20, 64).T.astype(np.float64)
     assert np.abs(want).max() < 2**24 and np.array_equal(got, want)
 

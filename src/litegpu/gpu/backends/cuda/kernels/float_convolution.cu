@@ -113,6 +113,7 @@ struct Rows {
         if (part + 1 < ROWS * PARTS || AHEAD) add(part - AHEAD);
       }
       products_wait<0>();
+      __syncwarp();  // all lanes have read
       if (lane == 0) barrier_arrive(EMPTY + 8 * ring.slot);
       add(ROWS * PARTS - 1);
       ring.next();
