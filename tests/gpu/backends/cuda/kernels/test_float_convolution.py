@@ -10,10 +10,11 @@ import pytest
 from gpu.backends.cuda.kernels.test_convolution import check, network, run
 
 from litegpu.gpu import view
-from litegpu.gpu.backends.cuda.kernels import convolution, float_convolution, halved
+from litegpu.gpu.backends.cuda.kernels import convolution, float_convolution, halved, transpose
 from litegpu.gpu.backends.cuda.kernels.float_convolution import FloatTile, candidates, packed, ranked
 from litegpu.gpu.backends.cuda.kernels.layer import Layer
-from litegpu.gpu.graph import Conv2D, DType, Graph, GraphBuilder
+from litegpu.gpu.evaluate import evaluate_graph
+from litegpu.gpu.graph import Conv2D, DType, Graph, GraphBuilder, TransposeConv2D
 from litegpu.gpu.lang.features import Features
 
 CASES = {
@@ -142,6 +143,28 @@ def test_whole_numbers_are_exact(device, monkeypatch) -> None:
     got = run(device, graph, {graph.inputs[0]: x}, False, "float_convolution")
     want = x.astype(np.float64) @ weights.reshape(20, 64).T.astype(np.float64)
     assert np.abs(want).max() < 2**24 and np.array_equal(got, want)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("at_once", [True, False], ids=["at once", "one by one"])
+def test_transposed_layers(device, monkeypatch, at_once: bool) -> None:
+    """A layer for each residue of the stride, side by side in one launch or one by one, of which one has a row that is
+    multiplied again."""
+    needs(device)
+    use(monkeypatch, BY_NAME["64x32-1h-4-3"])
+    monkeypatch.setattr(transpose, "estimated", lambda *_: [1.0, 2.0] if at_once else [2.0, 1.0])
+    rng = np.random.default_rng(4)
+    builder = GraphBuilder()
+    x, out = builder.value((1, 5, 6, 36), DType.FLOAT32), builder.value((1, 10, 12, 20), DType.FLOAT32)
+    weights = builder.constant(rng.standard_normal((20, 4, 4, 36)).astype(np.float32))
+    builder.node(TransposeConv2D((2, 2), (1, 1)), [x, weights], out)
+    graph = builder.graph([x], [out])
+    values = rng.standard_normal((1, 5, 6, 36)).astype(np.float32)
+    values[0, 0, 0] *= 1e6
+    got = run(device, graph, {x: values}, False, "float_convolution" + "_parts" * at_once)
+    (want,) = evaluate_graph(graph, [values])
+    for y, line in enumerate(zip(got[0], want[0], strict=True)):
+        assert np.linalg.norm(line[0] - line[1]) <= 1e-6 * np.linalg.norm(line[1]), y
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-30, 1e30, 1e-6])
