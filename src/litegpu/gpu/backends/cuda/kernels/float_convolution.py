@@ -12,14 +12,18 @@ import numpy as np
 from litegpu.gpu.backends.cuda.kernels import fetched, halved
 from litegpu.gpu.backends.cuda.kernels.layer import Layer
 from litegpu.gpu.backends.cuda.kernels.source import Where, label_of, native_launch
-from litegpu.gpu.backends.cuda.kernels.tile import MOST_WARPGROUP_SHARED_BYTES, USUAL_UNITS, WARPGROUP_CAPABILITY
+from litegpu.gpu.backends.cuda.kernels.specialized import copies_windows, tiles_of
+from litegpu.gpu.backends.cuda.kernels.tile import (
+    MOST_WARPGROUP_SHARED_BYTES,
+    USUAL_UNITS,
+    WARPGROUP_CAPABILITY,
+    divided_registers,
+)
 from litegpu.gpu.kernels.access import Operands
 from litegpu.gpu.kernels.context import KernelContext, Launch
 
 #: Numbers of the depth that a step takes, and halves that a weight is.
 STEP, PARTS = 32, 3
-#: Bits of a word, one for each tap.
-MOST_TAPS = 32
 
 
 @dataclass(frozen=True)
@@ -57,8 +61,7 @@ class FloatTile:
         each = min(255, 512 // -(-self.resident * self.threads // 128)) // 8 * 8
         if self.copying < 128:
             return each, each
-        copy = 40 if self.rows <= 128 else 56
-        return copy, min(240, (each * (self.consumers + 1) - copy) // self.consumers // 8 * 8)
+        return divided_registers(each, self.consumers, 40 if self.rows <= 128 else 56)
 
     @property
     def wide(self) -> int:
@@ -102,9 +105,7 @@ def takes(layer: Layer, capability: int) -> bool:
         and layer.told is None
         and layer.tells is None
         and layer.vector == 4
-        and layer.op.upsample == (1, 1)
-        and layer.op.border == "zero"
-        and layer.weights.shape[1] * layer.weights.shape[2] <= MOST_TAPS
+        and copies_windows(layer)
     )
 
 
@@ -125,11 +126,6 @@ def _suits(tile: FloatTile, layer: Layer) -> bool:
     """Whether no smaller tile does the same work."""
     narrow = tile.columns < 2 * layer.shape[3] or tile.columns == 32
     return narrow and (tile.rows < 2 * math.prod(layer.shape[:3]) or tile.rows == 64)
-
-
-def tiles_of(layer: Layer, tile: FloatTile) -> int:
-    """Of all rows and columns."""
-    return -(-math.prod(layer.shape[:3]) // tile.rows) * -(-layer.shape[3] // tile.columns)
 
 
 def cost(layer: Layer, tile: FloatTile, units: int) -> float:

@@ -11,7 +11,7 @@ from litegpu.gpu.backends.cuda.kernels import row_norm, runs, specialized
 from litegpu.gpu.backends.cuda.kernels.layer import Layer
 from litegpu.gpu.backends.cuda.kernels.source import Where, label_of, native_launch
 from litegpu.gpu.backends.cuda.kernels.specialized import SpecializedTile
-from litegpu.gpu.backends.cuda.kernels.tile import MOST_WARPGROUP_SHARED_BYTES, USUAL_UNITS
+from litegpu.gpu.backends.cuda.kernels.tile import MOST_WARPGROUP_SHARED_BYTES, USUAL_UNITS, divided_registers
 from litegpu.gpu.graph import DType
 from litegpu.gpu.kernels.access import Operands
 from litegpu.gpu.kernels.context import KernelContext, Launch
@@ -61,8 +61,7 @@ class StayingTile:
         each = min(255, 65536 // (self.resident * self.threads)) // 8 * 8
         if self.copying < 128:
             return each, each
-        copy = 40 if self.rows <= 128 else 56
-        return copy, min(240, (each * (self.teams + 1) - copy) // self.teams // 8 * 8)
+        return divided_registers(each, self.teams, 40 if self.rows <= 128 else 56)
 
     def fits(self, row_bytes: int, steps: int) -> bool:
         shared = self.resident * (self.shared_bytes(row_bytes, steps) + 1024)

@@ -7,6 +7,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -14,7 +15,12 @@ from litegpu.gpu.backends.cuda.kernels import fetched, normed, row_norm, runs
 from litegpu.gpu.backends.cuda.kernels.layer import Layer
 from litegpu.gpu.backends.cuda.kernels.prologue import constants_of, factors_bytes, files_of, instructions, operands_of
 from litegpu.gpu.backends.cuda.kernels.source import Where, label_of, native_launch
-from litegpu.gpu.backends.cuda.kernels.tile import MOST_WARPGROUP_SHARED_BYTES, USUAL_UNITS, WARPGROUP_CAPABILITY
+from litegpu.gpu.backends.cuda.kernels.tile import (
+    MOST_WARPGROUP_SHARED_BYTES,
+    USUAL_UNITS,
+    WARPGROUP_CAPABILITY,
+    divided_registers,
+)
 from litegpu.gpu.graph import DType
 from litegpu.gpu.kernels.access import Operands
 from litegpu.gpu.kernels.context import KernelContext, Launch
@@ -34,6 +40,15 @@ MANY_COPIES, CHANGE, DEEP = 2.0, 2.2, 36
 IN_TURN, STEPS_IN_TURN, MOST_IN_TURN, AHEAD = (192, 256), range(6, 13), 9, 1.0
 #: Bits of a word, one for each tap.
 MOST_TAPS = 32
+
+
+class RowsByColumns(Protocol):
+    """A tile of any kernel, as tiles_of() has it."""
+
+    @property
+    def rows(self) -> int: ...
+    @property
+    def columns(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -74,8 +89,7 @@ class SpecializedTile:
         each = min(255, 65536 // (self.resident * self.threads)) // 8 * 8
         if self.copying < 128:
             return each, each
-        copy = (40 if self.rows <= 128 else 56) + 32 * prologue
-        return copy, min(240, (each * (self.consumers + 1) - copy) // self.consumers // 8 * 8)
+        return divided_registers(each, self.consumers, (40 if self.rows <= 128 else 56) + 32 * prologue)
 
     def fits(self) -> bool:
         sums = self.rows // self.consumers // 64 * self.columns // 2
@@ -126,7 +140,7 @@ def _in_turn(tile: SpecializedTile, layer: Layer, units: int) -> SpecializedTile
     return dataclasses.replace(tile, in_turn=True) if plain and wide and whole and more and _run(layer, tile) else tile
 
 
-def tiles_of(layer: Layer, tile: SpecializedTile) -> int:
+def tiles_of(layer: Layer, tile: RowsByColumns) -> int:
     """Of all rows and columns."""
     return -(-math.prod(layer.shape[:3]) // tile.rows) * -(-layer.shape[3] // tile.columns)
 
@@ -137,10 +151,14 @@ def takes(layer: Layer, capability: int) -> bool:
         capability == WARPGROUP_CAPABILITY
         and (layer.weights.dtype == np.int8 if layer.whole_numbers else layer.half)
         and layer.vector in ((16, 8, 4) if layer.whole_numbers else (8, 4))
-        and layer.op.upsample == (1, 1)
-        and layer.op.border == "zero"
-        and layer.weights.shape[1] * layer.weights.shape[2] <= MOST_TAPS
+        and copies_windows(layer)
     )
+
+
+def copies_windows(layer: Layer) -> bool:
+    """Whether Window of rows.cu can copy the layer's windows."""
+    taps = layer.weights.shape[1] * layer.weights.shape[2]
+    return layer.op.upsample == (1, 1) and layer.op.border == "zero" and taps <= MOST_TAPS
 
 
 def row_bytes(layer: Layer) -> int:

@@ -56,6 +56,12 @@ def most_shared_bytes(capability: int) -> int:
     return MOST_SHARED_BYTES if capability >= COPYING_CAPABILITY else MOST_OLD_SHARED_BYTES
 
 
+def divided_registers(each: int, multiplying: int, copy: int) -> tuple[int, int]:
+    """Of a thread that copies, `copy`, and of one of so many warpgroups that multiply and take what it gives up, where
+    the kernel begins with so many of each."""
+    return copy, min(240, (each * (multiplying + 1) - copy) // multiplying // 8 * 8)
+
+
 def that_fit(options: Sequence[T], shared_bytes: Callable[[T], int], capability: int) -> Sequence[T]:
     """Those of some options, which all fit into MOST_SHARED_BYTES, that fit on a device of that compute capability."""
     if capability >= COPYING_CAPABILITY:
