@@ -15,15 +15,16 @@ enum { SUCCESS = 0, NOT_READY = 600 };
 enum { DONE, NOT_DONE, NOT_FINITE, NOT_TAKEN };
 
 /* An input or output. `memory`: pinned, of the session's. `place`: where one is on the device whose array the device can
-   read or write itself, so that it is copied between these two; else 0. `rounded`: float32, which goes there as
-   float16. */
-typedef struct port { void *memory; size_t bytes; uint64_t place, rounded; } port;
+   read or write itself, so that it is copied between these two; else 0. `sent`: where one is on the device that goes there
+   piece by piece, each as soon as it is in `memory`; else 0. `rounded`: float32, which goes there as float16. */
+typedef struct port { void *memory; size_t bytes; uint64_t place, sent, rounded; } port;
 
 typedef struct floats { const uint32_t *first; size_t count; } floats;
 
 typedef struct call {
   int (*push)(void *), (*pop)(void **), (*launch)(void *, void *), (*query)(void *);
-  int (*copy_in)(uint64_t, const void *, size_t, void *), (*copy_out)(void *, uint64_t, size_t, void *);
+  send_function copy_in;
+  int (*copy_out)(void *, uint64_t, size_t, void *);
   int (*write)(void *, uint64_t, uint32_t, unsigned); /* cuStreamWriteValue32; NULL: the stream is asked instead */
   void *context, *graph, *stream;
   void *look; /* a graph that writes to `not_finite` whether outputs on the device are; NULL: there is none to look at */
@@ -83,15 +84,19 @@ static int waited(call *own, void **state) {
 
 static int begun(call *own, const view *given) {
   int64_t begin = litegpu_now(), copied;
+  int error = SUCCESS;
   own->number = *own->ended + 1; /* other calls of the session number their inferences by the same word */
   for (int i = 0; i < own->inputs_count; i++) {
     const port *one = &own->inputs[i];
     if (given[i].data == NULL || one->place != 0) continue;
-    litegpu_stage_large(one->memory, given[i].data, one->bytes, (int)one->rounded);
+    if (one->sent == 0) {
+      litegpu_stage_large(one->memory, given[i].data, one->bytes, (int)one->rounded);
+    } else if (error == SUCCESS) {
+      error = litegpu_send_large(one->memory, given[i].data, one->bytes, (int)one->rounded, own->copy_in, one->sent, own->stream);
+    }
   }
   own->wrote = (copied = litegpu_now()) - begin;
   if (own->look != NULL) *own->not_finite = 0;
-  int error = SUCCESS;
   for (int i = 0; error == SUCCESS && i < own->inputs_count; i++) {
     const port *one = &own->inputs[i];
     if (one->place != 0) error = own->copy_in(one->place, given[i].data, one->bytes, own->stream);

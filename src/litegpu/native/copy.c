@@ -19,9 +19,6 @@
 #define INFINITE -1 /* in place of an error, which is a number above zero */
 #define PATIENCE 2000 /* steps of waiting awake, before others get the processor */
 
-/* As cuMemcpyHtoDAsync: device address, host address, bytes, stream; 0 if that worked. */
-typedef int (*send_function)(uint64_t, const void *, size_t, void *);
-
 /* `source`: NULL to write to each page of the target. `size`: bytes of the source, of which the target gets a `share`-th
    part: half where float32 becomes float16. */
 typedef struct job {
@@ -39,10 +36,12 @@ static struct {
   pthread_cond_t work;
   job *jobs;
   int helpers, processors;
+  _Atomic int copies; /* under way */
 } pool;
 
 void litegpu_copy_start(int processors) {
   pool.jobs = NULL;
+  pool.copies = 0;
   pool.helpers = 0;
   pool.processors = processors;
   pthread_mutex_init(&pool.lock, NULL);
@@ -130,6 +129,7 @@ static void withdraw(job *own) {
   pthread_mutex_unlock(&pool.lock);
 }
 
+/* `threads`: as many as pay, of which each of the copies under way gets its part. */
 static int run(void *target, const void *source, size_t size, int threads, send_function send, uint64_t device,
                void *stream, int rounded) {
   job own = {.target = target, .source = source, .size = size, .share = rounded ? 2 : 1};
@@ -137,6 +137,8 @@ static int run(void *target, const void *source, size_t size, int threads, send_
   if (part < LEAST_PART) part = LEAST_PART;
   own.part = (part + PAGE - 1) / PAGE * PAGE;
   own.count = (int)((size + own.part - 1) / own.part);
+  int copies = atomic_fetch_add(&pool.copies, 1) + 1, mine = pool.processors / copies;
+  if (threads > mine) threads = mine > 1 ? mine : 1;
   own.most_helpers = (threads < own.count ? threads : own.count) - 1;
   if (own.most_helpers > 0) publish(&own);
   int ready = 0, error = 0, waited = 0;
@@ -155,7 +157,14 @@ static int run(void *target, const void *source, size_t size, int threads, send_
     }
   }
   if (own.most_helpers > 0) withdraw(&own);
+  atomic_fetch_sub(&pool.copies, 1);
   return error ? error : own.infinite ? INFINITE : 0;
+}
+
+int litegpu_send_large(void *to, const void *from, size_t bytes, int rounded, send_function send, uint64_t device,
+                       void *stream) {
+  int error = run(to, from, bytes, pool.processors < HELPERS + 1 ? pool.processors : HELPERS + 1, send, device, stream, rounded);
+  return error == INFINITE ? 0 : error;
 }
 
 void litegpu_stage_large(void *to, const void *from, size_t bytes, int rounded) {

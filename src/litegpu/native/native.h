@@ -6,6 +6,7 @@
 #include "baton.h"
 
 #include <stddef.h>
+#include <stdint.h>
 
 typedef struct object object; /* a PyObject */
 
@@ -39,6 +40,13 @@ PUBLIC int litegpu_rounds(void);
 
 /* The one or the other, by several threads where that is quicker. */
 void litegpu_stage_large(void *to, const void *from, size_t bytes, int rounded);
+
+/* As cuMemcpyHtoDAsync: device address, host address, bytes, stream; 0 if that worked. */
+typedef int (*send_function)(uint64_t, const void *, size_t, void *);
+
+/* The same, piece by piece on to `device`, each as soon as it is there; what `send` answered first that was not 0. */
+int litegpu_send_large(void *to, const void *from, size_t bytes, int rounded, send_function send, uint64_t device,
+                       void *stream);
 
 /* As loading.py gets to know it: `processors` that this process may use. Once more in the child of a fork, where the
    threads of the parent do not wait. */

@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from racing import race
 
 import litegpu
 from litegpu import fork, host_copy, native
 from litegpu.model.builder import ModelBuilder
+from litegpu.stream import only_kernel
 
 pytestmark = pytest.mark.cuda
 
@@ -69,8 +71,9 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def pieces(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The sizes of what is copied piece by piece."""
+    """The sizes of what is copied piece by piece, by native calls too."""
     from litegpu.gpu.backends.cuda import inputs
+    from litegpu.gpu.backends.cuda.native_call import NativeCall
 
     copied: list[Any] = []
     copy = host_copy.copy_on
@@ -80,6 +83,13 @@ def pieces(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return copy(target, source, onward, **how)
 
     monkeypatch.setattr(inputs, "copy_on", noted)
+    targets = NativeCall.targets
+
+    def begun(self: NativeCall) -> Any:
+        copied.extend(self._arrays[0][i].bytes for i in self.ways.sent)
+        return targets(self)
+
+    monkeypatch.setattr(NativeCall, "targets", begun)
     return copied
 
 
@@ -96,10 +106,28 @@ def test_pieces(model: litegpu.LoadedModel, pieces: list[Any], piece: int, monke
     assert len(pieces) == 3
 
 
+def test_a_piece_that_fails_fails_a_native_call(model: litegpu.LoadedModel, library: Any) -> None:
+    if library is None:
+        pytest.skip("there are none without the library")
+    for seed in range(2):
+        assert is_right(model, numbers(seed))
+    route = only_kernel(model)
+    assert route is not None
+    session: Any = route.kernel.session
+    call = session._plain._calls[-1]
+    assert call.ways.sent == (0,)
+    copy_in = call._call.copy_in
+    for seed in range(2):
+        call._call.copy_in = ctypes.cast(FAILS, ctypes.c_void_p).value
+        with pytest.raises(litegpu.DeviceError, match="the inference failed"):
+            model(numbers(2))
+        call._call.copy_in = copy_in
+        assert is_right(model, numbers(3 + seed)) and session._plain._calls[-1] is call
+
+
 def test_a_piece_that_fails_fails_the_call(model: litegpu.LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     from litegpu.gpu.backends.cuda.inputs import Inputs
 
-    assert is_right(model, numbers(0))
     with monkeypatch.context() as patch:
         init = Inputs.send
 
@@ -108,7 +136,7 @@ def test_a_piece_that_fails_fails_the_call(model: litegpu.LoadedModel, monkeypat
             init(self, index, array)
 
         patch.setattr(Inputs, "send", broken)
-        with pytest.raises(litegpu.DeviceError, match="copy of input"):
+        with pytest.raises(litegpu.DeviceError, match="copy of input"):  # the first one goes this way in any case
             model(numbers(1))
     assert is_right(model, numbers(2))
 
@@ -251,6 +279,24 @@ def test_arrays_are_registered_in_the_background(
     monkeypatch.setattr(fork, "_count", fork.count() + 1)
     jobs.pop()()
     assert is_right(model, z) and found.held == before, "what was registered before the fork, and meanwhile"
+
+
+def test_many_threads_have_their_own_results(model: litegpu.LoadedModel, library: Any) -> None:
+    """Each copies into its own session's memory, with what helpers there are; arrays that come again in between."""
+    given = [numbers(seed) for seed in range(4)]
+    expected = [x.max(2) + 1 for x in given]
+
+    def work(number: int) -> None:
+        for i in range(3):
+            place = (number + i) % 4
+            x = given[place] if i % 2 else given[place].copy()
+            assert np.array_equal(model(x), expected[place])
+
+    race(work, 4)
+    assert model._slots is not None and len(model._slots) > 1
+    if library is not None:
+        kernels = [slot._kernel for slot in model._slots._slots]  # type: ignore[attr-defined]
+        assert sum(kernel.session._plain is not None for kernel in kernels) > 1
 
 
 def test_what_others_own_is_copied(model: litegpu.LoadedModel, pieces: list[Any]) -> None:

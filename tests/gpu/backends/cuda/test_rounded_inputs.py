@@ -189,9 +189,9 @@ def test_results_are_the_same_to_the_bit(monkeypatch: pytest.MonkeyPatch, shape:
         for i, found in enumerate(kept):
             np.testing.assert_array_equal(found, expected[i // 2])
         if given[0].nbytes > 2 * MOST_BYTES:
-            assert given[0].nbytes >= LARGE_BYTES and session.memory._room[0] and session._plain is None
-        else:
-            assert rounded(model) == {(0,)}
+            assert given[0].nbytes >= LARGE_BYTES and session.memory._room[0]
+        assert rounded(model) == {(0,)}
+        assert {call.ways.sent for call in session._plain._calls} == {(0,) if given[0].nbytes > 2 * MOST_BYTES else ()}
 
 
 def test_where_somebody_reads_it_as_it_is_it_comes_so() -> None:
@@ -204,7 +204,7 @@ def test_where_somebody_reads_it_as_it_is_it_comes_so() -> None:
         assert not session_of(model).program.inputs[0].rounded
 
 
-@pytest.mark.parametrize("shape", [SMALL, HALF_LARGE])
+@pytest.mark.parametrize("shape", [SMALL, HALF_LARGE, pytest.param(LARGE, marks=pytest.mark.slow)])
 def test_other_ways_in_between(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]) -> None:
     """Arrays that are read where they are, in pinned memory, and a view of the session's own."""
     given = items(shape)

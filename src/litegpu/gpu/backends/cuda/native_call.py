@@ -1,5 +1,4 @@
-"""An inference in one call of C, without Python's lock: of a session whose ports are all in host memory, and small
-enough for pinned memory of its own."""
+"""An inference in one call of C, without Python's lock: of a session whose ports are all in host memory."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ class _Port(ctypes.Structure):
 
     _fields_ = (
         ("memory", ctypes.c_void_p), ("bytes", ctypes.c_size_t), ("place", ctypes.c_uint64),
-        ("rounded", ctypes.c_uint64),
+        ("sent", ctypes.c_uint64), ("rounded", ctypes.c_uint64),
     )  # fmt: skip
 
 
@@ -77,10 +76,12 @@ class SessionParts(NamedTuple):
 
 class Ways(NamedTuple):
     """How inputs come, by place: `in_place`, the device reads the arrays where they are; `rounded`, as float16, which
-    the device widens."""
+    the device widens, if it has room for those that are sent as well; `sent`, piece by piece, while others are copied
+    to pinned memory."""
 
     in_place: tuple[int, ...]
     rounded: tuple[int, ...]
+    sent: tuple[int, ...]
 
 
 class NativeCall:
@@ -102,20 +103,26 @@ class NativeCall:
         sizes = [program.outputs[i].nbytes if i in memory.results else 0 for i in wanted.places]
         self._targets = list(zip(wanted.shapes, wanted.dtypes, sizes, strict=True))  # 0: of those that are copied
         self._look = look = _look_graph(results, stream)
-        halves = {i: memory.halves(i).ctypes.data for i in ways.rounded}
-        self._graph = recorder.graph_of(ways.in_place, halves) if any(ways) else None
+        ports = program.inputs
+        rooms = {i: memory.room_for_halves(i) for i in ways.sent if i in ways.rounded}
+        rooms = {i: room for i, room in rooms.items() if room}
+        sent = {i: rooms.get(i, memory.place(ports[i])) for i in ways.sent}
+        halves = {i: memory.halves(i).ctypes.data for i in ways.rounded if i not in sent or i in rooms}
+        there = [*ways.in_place, *(i for i in sent if i not in rooms)]
+        brought = {i: address for i, address in halves.items() if i not in sent}
+        self._graph = recorder.graph_of(there, brought, rooms) if any(ways) else None
         graph = recorder.graph if self._graph is None else self._graph
         inputs = [
             _Port(
                 halves.get(i, array.ctypes.data), port.nbytes, memory.place(port) if i in ways.in_place else 0,
-                i in halves,
+                sent.get(i, 0), i in halves,
             )
-            for i, (array, port) in enumerate(zip(memory.inputs, program.inputs, strict=True))
+            for i, (array, port) in enumerate(zip(memory.inputs, ports, strict=True))
         ]  # fmt: skip
         outputs = [
-            _Port(None, program.outputs[i].nbytes, memory.place(program.outputs[i]), 0)
+            _Port(None, program.outputs[i].nbytes, memory.place(program.outputs[i]))
             if i in memory.results
-            else _Port(memory.output(i).ctypes.data, program.outputs[i].nbytes, 0, 0)
+            else _Port(memory.output(i).ctypes.data, program.outputs[i].nbytes)
             for i in wanted.places
         ]
         watched = [_Floats(view.ctypes.data, view.size) for view in results.watched_views]

@@ -38,6 +38,7 @@ class PlainCalls:
         self._large = [i for i, port in ports if port.nbytes >= _LEAST_IN_PLACE]
         rounded = [i for i, port in ports if port.rounded and port.nbytes >= LEAST_ROUNDED]
         self._rounded = rounded if parts.native.rounds else []
+        self._sent = [i for i, port in ports if (port.nbytes // 2 if i in self._rounded else port.nbytes) > MOST_BYTES]
         self._count = 0
         self._times: Callable[[], dict[str, float]] | None = None  # of the last inference, that nobody has asked for
 
@@ -50,9 +51,13 @@ class PlainCalls:
         for i in self._rounded:
             if i not in in_place and arrays[i] is not None:
                 rounded = (*rounded, i)
+        sent: tuple[int, ...] = ()
+        for i in self._sent:
+            if i not in in_place and arrays[i] is not None:
+                sent = (*sent, i)
         call = self._calls[-1] if self._calls else None
-        if call is None or call.wanted is not wanted or call.ways != (in_place, rounded):
-            call = self._call(wanted, Ways(in_place, rounded))
+        if call is None or call.wanted is not wanted or call.ways != (in_place, rounded, sent):
+            call = self._call(wanted, Ways(in_place, rounded, sent))
         found = call.targets()
         if found is None:
             return None
@@ -67,9 +72,9 @@ class PlainCalls:
         self._times = call.times
         if result == NOT_DONE:
             result = self._rest_of(call, [*arrays, *found], wait)
-        launcher.running, call.kept = False, ()
-        if result < 0:
+        if result < 0:  # what is on the stream all the same is waited for before the next inference
             raise launcher.fail(-result)
+        launcher.running, call.kept = False, ()
         return False if result == NOT_FINITE else found
 
     def take_times(self) -> dict[str, float]:
@@ -104,15 +109,17 @@ class PlainCalls:
             array = arrays[i]
             if array is None:
                 continue
-            if array.base is not None:
-                readable = is_pinned(array, self._device)
-            elif self._count % EVERY:
-                readable = self._registered.has(array)
-            else:
-                readable = self._registered.known(array)
-            if readable and array.flags.c_contiguous:
+            if self._is_readable(i, array) and array.flags.c_contiguous:
                 found = (*found, i)
         return found
+
+    def _is_readable(self, index: int, array: np.ndarray) -> bool:
+        """Whether the device can read input `index` where it is."""
+        if index in self._sent:
+            return is_pinned(array, self._device) or self._registered.known(array)
+        if array.base is not None:
+            return is_pinned(array, self._device)
+        return self._registered.has(array) if self._count % EVERY else self._registered.known(array)
 
     def _rest_of(self, call: NativeCall, arrays: Sequence[np.ndarray | None], wait: Callable[[], object]) -> int:
         """What an inference comes to that takes longer than a native call waits."""
@@ -126,9 +133,6 @@ class PlainCalls:
         return result
 
 
-def is_small(program: Program, *, rounds: bool) -> bool:
-    """Whether the ports of a program are such as a native call takes. `rounds`: it can round inputs, of which half as
-    much is to be copied then."""
-    ports = len(program.inputs) + len(program.outputs)
-    sizes = [port.nbytes // 2 if port.rounded and rounds else port.nbytes for port in program.inputs]
-    return ports <= _MOST_PORTS and max(sizes, default=0) <= MOST_BYTES
+def has_few_ports(program: Program) -> bool:
+    """Whether they are as many as a native call takes."""
+    return len(program.inputs) + len(program.outputs) <= _MOST_PORTS

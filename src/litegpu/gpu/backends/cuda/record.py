@@ -116,11 +116,12 @@ class Recorder:
         graphs.append((ways, graph))
         return graph
 
-    def graph_of(self, in_place: Collection[int], rounded: Mapping[int, int]) -> CudaGraph:
+    def graph_of(self, in_place: Collection[int], rounded: Mapping[int, int], widened: Mapping[int, int]) -> CudaGraph:
         """A new graph of an inference, for who asks to close: without copies of the inputs `in_place`; those that are
-        `rounded` come as halves from these addresses."""
+        `rounded` come as halves from these addresses, those that are `widened` lie on the device as halves there."""
         halves = {("halves", index): address for index, address in rounded.items()}
-        return self._graph({**halves, **{("input", index): None for index in in_place}})
+        there = {("widened", index): address for index, address in widened.items()}
+        return self._graph({**halves, **there, **{("input", index): None for index in in_place}})
 
     def enqueue_widened(self, index: int, source: int) -> None:
         """Put on the stream that input `index` is made of the halves at `source`."""
@@ -186,6 +187,10 @@ class Recorder:
             halves = ways.get(("halves", index))
             if halves is not None and ("input", index) not in ways:
                 self._enqueue_halves(index, halves)
+                continue
+            there = ways.get(("widened", index))
+            if there is not None:
+                self._enqueue(self._widened(index, there))
                 continue
             bound = ways.get(("input", index), memory.ctypes.data)
             places = None

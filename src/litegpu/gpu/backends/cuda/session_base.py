@@ -30,7 +30,7 @@ from litegpu.gpu.backends.cuda.launching import BLOCKING_VARIABLE, Launcher
 from litegpu.gpu.backends.cuda.memory import SessionMemory
 from litegpu.gpu.backends.cuda.native_call import SessionParts
 from litegpu.gpu.backends.cuda.overlap import ALONE
-from litegpu.gpu.backends.cuda.plain_calls import PlainCalls, is_small
+from litegpu.gpu.backends.cuda.plain_calls import PlainCalls, has_few_ports
 from litegpu.gpu.backends.cuda.record import Recorder
 from litegpu.gpu.backends.cuda.registered import Registered
 from litegpu.gpu.backends.cuda.result_pool import ResultPool
@@ -180,7 +180,7 @@ class CudaSessionBase:
         library = native.find()
         if library is None or self.wait == "do_not_wait" or not self.launcher.is_plain:
             return None
-        if not is_small(self.program, rounds=library.rounds):
+        if not has_few_ports(self.program):
             return None
         self._finish()
         parts = SessionParts(

@@ -113,8 +113,7 @@ struct Rows {
         if (part + 1 < ROWS * PARTS || AHEAD) add(part - AHEAD);
       }
       products_wait<0>();
-      __syncwarp();  // all lanes have read
-      if (lane == 0) barrier_arrive(EMPTY + 8 * ring.slot);
+      barrier_arrive(EMPTY + 8 * ring.slot);  // each lane for itself, which has read of the rows
       add(ROWS * PARTS - 1);
       ring.next();
     }
@@ -161,7 +160,7 @@ NAME(const float* x, const unsigned short* __restrict__ w, const float* __restri
   if (threadIdx.x == 0) {
     for (unsigned s = 0; s < STAGES; s++) {
       barrier_init(FULL + 8 * s, COPYING + 1);  // the threads that copy, and the one that announces the weights
-      barrier_init(EMPTY + 8 * s, 4 * CONSUMERS);
+      barrier_init(EMPTY + 8 * s, MULTIPLYING);
     }
     *again = 0;
     barriers_ready();
