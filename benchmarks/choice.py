@@ -33,8 +33,9 @@ from typing import Any
 
 import choice_networks
 
+from litegpu import native
 from litegpu.choosing.auto import Auto
-from litegpu.choosing.candidate import CPU, Candidate, Measured, cpu_candidates, usable_cores
+from litegpu.choosing.candidate import CPU, Candidate, Measured, cpu_candidates
 from litegpu.choosing.records import keep
 from litegpu.errors import InvokeError, LiteGpuError
 from litegpu.gpu.backends import registry
@@ -100,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     add("--longest", type=float, default=2.0, help="without a GPU: seconds that a batch may take, else it is left out")
     add("--budget", type=float, default=float("inf"), help="seconds for all of it")
-    add("--processes", type=int, default=max(1, usable_cores() - 2), help="that hold models on the GPU")
+    add("--processes", type=int, default=max(1, native.processors() - 2), help="that hold models on the GPU")
     add("--output", type=Path, help="a JSON file for all that was measured")
     add("--lane", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
@@ -160,7 +161,8 @@ def measure(cases: list[Case], ways: list[Candidate], args: argparse.Namespace, 
     holders = [Process() for _ in range(min(args.processes, len(cases)) if gpus else 0)]
     held = {case.name: holders[i % len(holders)] for i, case in enumerate(cases)} if gpus else {}
     cpu, choosers = Process(), [Process(folder / f"chosen{i}") for i in range(min(4, args.processes))]
-    print(f"{len(cases)} models, {len(ways)} ways: {', '.join(map(str, ways))}; {usable_cores()} cores", flush=True)
+    cores = native.processors()
+    print(f"{len(cases)} models, {len(ways)} ways: {', '.join(map(str, ways))}; {cores} cores", flush=True)
 
     def in_time(share: float) -> bool:
         return bool(time.monotonic() < args.began + share * args.budget)

@@ -15,10 +15,10 @@ import pytest
 from control_models import cached_decoder, loop, scalar, while_lstm
 
 import litegpu
-from litegpu import GpuDelegate
+from litegpu import GpuDelegate, native
 from litegpu.choosing import auto, choice, records
 from litegpu.choosing.called import called
-from litegpu.choosing.candidate import CPU, Candidate, Measured, cpu_candidates, usable_cores
+from litegpu.choosing.candidate import CPU, Candidate, Measured, cpu_candidates
 from litegpu.choosing.predict import predicted
 from litegpu.device_choice import delegate_for
 from litegpu.gpu.backends import registry
@@ -213,7 +213,7 @@ def test_of_another_file_gpu_driver_or_version_nothing_was_measured(
         assert litegpu.load(content()).device == "reference", other
     records.keep(content(), found)
     with monkeypatch.context() as changed:
-        changed.setattr(records, "usable_cores", lambda: 999)
+        changed.setattr(native, "processors", lambda: 999)
         assert litegpu.load(content()).device == "reference"
     assert litegpu.load(content()).device == "cpu"
     version = records._version
@@ -326,7 +326,7 @@ def test_a_record_is_kept_and_recalled(tmp_path: Path, monkeypatch: pytest.Monke
 def test_the_ways_to_use_a_cpu() -> None:
     found = cpu_candidates()
     assert found[0] == ONE and len(set(found)) == len(found)
-    assert all(one.num_threads is None or 1 < one.num_threads <= min(16, usable_cores()) for one in found)
+    assert all(one.num_threads is None or 1 < one.num_threads <= min(16, native.processors()) for one in found)
     assert str(ONE) == "CPU, 1 thread" and str(FOUR) == "CPU, 4 threads" and str(GPU) == "reference, float32"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import dataclasses
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 import litegpu
-from litegpu import Interpreter, slots
+from litegpu import Interpreter, native, slots
 from litegpu.gpu.delegate.kernel import GpuKernel
 from litegpu.model.builder import ModelBuilder
+from litegpu.model.types import TensorType
 from litegpu.slots import most_on_cpu
 
 GPUS = ["reference", "webgpu", pytest.param("cuda", marks=pytest.mark.cuda)]
@@ -93,7 +94,7 @@ def test_interpreters_compute_at_once() -> None:
 
 
 def test_a_model_on_the_cpu_computes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(native, "processors", lambda: 2)
     barrier = threading.Barrier(2)
     invoke = Interpreter.invoke
 
@@ -196,9 +197,23 @@ def test_how_many_sessions_pay() -> None:
 
 
 def test_how_many_interpreters_pay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    monkeypatch.setattr(native, "processors", lambda: 6)
     model = litegpu.read_model(content())
     assert [most_on_cpu(model, threads) for threads in (None, 1, 2, 4, 12)] == [6, 6, 3, 1, 1]
-    monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    assert most_on_cpu(model, None) == 8
+    monkeypatch.setattr(native, "processors", lambda: 64)
+    sizes = (1 << 10, 20 << 20, 1 << 30)
+    assert [most_on_cpu(dataclasses.replace(model, content=bytes(size)), None) for size in sizes] == [64, 51, 8]
     assert most_on_cpu(litegpu.read_model(content(variable=True)), None) == 1
+
+
+@pytest.mark.parametrize(("name", "most"), [("Resampler", 6), ("TheirOwn", 1)])
+def test_operators_that_are_not_known_are_not_run_at_once(
+    monkeypatch: pytest.MonkeyPatch, name: str, most: int
+) -> None:
+    """They may keep something, and are a user's; detectors are run by many."""
+    monkeypatch.setattr(native, "processors", lambda: 6)
+    builder = ModelBuilder()
+    x = builder.input("x", SHAPE)
+    (y,) = builder.custom(name, [x], [(SHAPE, TensorType.FLOAT32)])
+    builder.output(y)
+    assert most_on_cpu(litegpu.read_model(builder.build()), None) == most

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from litegpu import native
 from litegpu.errors import InvokeError, LiteGpuError
+from litegpu.model.ops import find
 from litegpu.model.state import keeps_values
 from litegpu.model.types import Model
 
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 #: A few sessions of a GPU do what more would, but to wait for one's lock costs more than a session: the lock changes
 #: hands, and Python's with it. So each thread comes to have its own, within this much memory for activations.
 _MOST_ON_GPU, _LEAST_ON_GPU, _GPU_BYTES = 16, 4, 512 << 20
-_MOST_ON_CPU = 8
+#: Interpreters have packed copies of the weights: within this much of those, but so many in any case.
+_LEAST_ON_CPU, _CPU_BYTES = 8, 1 << 30
 #: Operators that keep something, or draw random numbers: several interpreters would each have their own.
 _STATEFUL = frozenset(
     {"VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE", "HASHTABLE", "HASHTABLE_FIND", "HASHTABLE_IMPORT",
@@ -264,6 +266,7 @@ def most_on_cpu(model: Model, num_threads: int | None) -> int:
     if keeps_values(model):
         return 1
     for subgraph in model.subgraphs:
-        if any(operator.is_custom or operator.name in _STATEFUL for operator in subgraph.operators):
+        if any(op.name in _STATEFUL or find(op) is None for op in subgraph.operators):  # or of the user's: who knows
             return 1
-    return max(1, min(_MOST_ON_CPU, (os.cpu_count() or 1) // (num_threads or 1)))
+    room = max(_LEAST_ON_CPU, _CPU_BYTES // max(len(model.content), 1))
+    return max(1, min(room, native.processors() // (num_threads or 1)))

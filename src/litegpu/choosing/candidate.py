@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
+
+from litegpu import native
 
 CPU = "cpu"
 
@@ -87,13 +88,6 @@ class Measured:
 def cpu_candidates() -> tuple[Candidate, ...]:
     """One thread, which is the official default, and as many as there are cores, at most sixteen; and half of them,
     as two threads may share a core."""
-    cores = min(usable_cores(), 16)
+    cores = min(native.processors(), 16)
     counts = sorted({1, max(1, cores // 2), cores})
     return tuple(Candidate(CPU, num_threads=None if count == 1 else count) for count in counts)
-
-
-def usable_cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

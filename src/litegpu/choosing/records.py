@@ -13,8 +13,8 @@ from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
 from pathlib import Path
 
-from litegpu import version
-from litegpu.choosing.candidate import Measured, usable_cores
+from litegpu import native, version
+from litegpu.choosing.candidate import Measured
 from litegpu.errors import OptionError
 from litegpu.gpu.delegate.cache_key import fingerprint
 from litegpu.own_folder import default_folder
@@ -28,7 +28,7 @@ _RUNTIMES = ("openvino", "coremltools")  # that delegates run on, where they are
 
 def machine() -> str:
     """The processor, the cores that may be used, and what computes on them."""
-    parts = (_processor(), usable_cores(), sys.platform, version.__version__, _version("ai-edge-litert"))
+    parts = (_processor(), native.processors(), sys.platform, version.__version__, _version("ai-edge-litert"))
     others = (f"{name} {found}" for name in _RUNTIMES if (found := _version(name)))
     return " | ".join(map(str, (*parts, *others)))
 

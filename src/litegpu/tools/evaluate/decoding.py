@@ -18,7 +18,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-from litegpu.choosing.candidate import usable_cores
+from litegpu import native
 from litegpu.errors import InvokeError
 from litegpu.tools.distribute.scheduler import PATIENCE
 from litegpu.tools.evaluate.image_list import Item
@@ -124,7 +124,7 @@ class Decoder:
 
 def worker_count(items: int) -> int:
     """One for each core that this process may use, fewer for few items, none if they are not worth a process."""
-    return min(usable_cores(), items // _FEW_ITEMS)
+    return min(native.processors(), items // _FEW_ITEMS)
 
 
 def _decoded_here(items: Iterable[Item], prepare: Prepare, batch: int) -> Iterator[Batch]:
