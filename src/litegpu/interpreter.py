@@ -28,7 +28,7 @@ from litegpu.delegates.cpu import OfficialOptions, is_unresolved
 from litegpu.delegates.demand import check_demand, check_input_shape
 from litegpu.delegates.plan import Plan
 from litegpu.delegates.protocol import Delegate as DelegateProtocol
-from litegpu.delegates.protocol import OfficialDelegate, lacking
+from litegpu.delegates.protocol import OfficialDelegate, Rests, lacking
 from litegpu.delegates.report import DelegationReport
 from litegpu.engines.announcing import FALLBACKS, Announcer
 from litegpu.engines.divided import Divided
@@ -488,6 +488,21 @@ class Interpreter:
     def runs_whole(self) -> bool:
         """Whether the official runtime runs the model as a whole."""
         return not isinstance(self._engine, Divided)
+
+    def set_aside(self, aside: bool) -> None:
+        """Whether it rests, while another interpreter with the same delegates does the work: then what these are asked
+        about is not about it."""
+        for kernel in self._resting:
+            kernel.rest(aside)
+
+    def held_bytes(self, sessions: int = 1) -> int:
+        """About as much memory as the model holds, where delegates run it in so many sessions."""
+        copies = 1 if self.delegation_report().fully_delegated else 2  # the CPU has packed weights of its own
+        return copies * len(self.model.content) + sum(kernel.held_bytes(sessions) for kernel in self._resting)
+
+    @property
+    def _resting(self) -> list[Rests]:
+        return [kernel for kernel in (self.plan.kernels if self.plan is not None else ()) if isinstance(kernel, Rests)]
 
     def own_operators(self) -> contextlib.AbstractContextManager[None]:
         """Within it those of the user's operators are registered that were when the model was opened."""

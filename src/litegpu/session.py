@@ -9,6 +9,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
@@ -31,8 +32,19 @@ from litegpu.model.mapping import check_mapped
 from litegpu.model.reader import read_model
 from litegpu.model.state import has_resources
 from litegpu.replicas import Spread
-from litegpu.slots import InterpreterSlot, KernelSlot, Slot, Slots, Wanted, called_within, most_on_cpu, most_on_gpu
+from litegpu.slots import (
+    InterpreterSlot,
+    KernelSlot,
+    Slot,
+    Slots,
+    Wanted,
+    called_within,
+    may_be_several,
+    most_on_cpu,
+    most_on_gpu,
+)  # fmt: skip
 from litegpu.turns import is_within
+from litegpu.variants import Variant, Variants, shapes_of
 
 if TYPE_CHECKING:
     from litegpu.batching import Batcher
@@ -43,6 +55,9 @@ if TYPE_CHECKING:
     from litegpu.gpu.delegate.delegate import GpuDelegate
 
 log = logging.getLogger("litegpu")
+
+#: Shapes of inputs, by the tensors' indices.
+Sizes = Mapping[int, tuple[int, ...]]
 
 PRECISIONS = ("float32", "float16", "auto")
 
@@ -105,8 +120,10 @@ def load(
             fallback=fallback,
         )
 
-    def allocated(interpreter: Interpreter) -> Interpreter:
+    def allocated(interpreter: Interpreter, sizes: Sizes = MappingProxyType({})) -> Interpreter:
         try:
+            for index, shape in sizes.items():
+                interpreter.resize_tensor_input(index, shape)
             interpreter.allocate_tensors()
         except OpenShapeError as error:
             log.debug("The first call has to tell the sizes. %s", error)
@@ -122,7 +139,7 @@ def load(
         return LoadedModel(
             allocated(auto.open(path)),
             auto.delegate,
-            lambda content: allocated(auto.open(content)),
+            lambda content, sizes: allocated(auto.open(content), sizes),
             auto,
             signature,
             num_threads,
@@ -132,7 +149,7 @@ def load(
     return LoadedModel(
         first,
         asked,
-        lambda content: allocated(opened(content, asked, num_threads)),
+        lambda content, sizes: allocated(opened(content, asked, num_threads), sizes),
         signature=signature,
         num_threads=num_threads,
     )
@@ -166,15 +183,16 @@ class LoadedModel:
     several outputs share gets ":1", ":2" ... appended from the second on. Also a context manager; close() frees the
     device's memory.
 
-    `interpreter` runs the model; after a call with another batch it may be another one. `reopen` opens an interpreter
-    of the bytes of a model for another batch. `num_threads`: that one inference uses on the CPU.
+    `interpreter` runs the model; after a call with another batch it may be another one: what was opened for the sizes
+    of sixteen calls stays open for others like them, within 512 MiB. `reopen` opens an interpreter of the bytes
+    of a model, with some inputs' sizes. `num_threads`: that one inference uses on the CPU.
     """
 
     def __init__(
         self,
         interpreter: Interpreter,
         delegate: Any = None,
-        reopen: Callable[[bytes], Interpreter] | None = None,
+        reopen: Callable[[bytes, Sizes], Interpreter] | None = None,
         auto: Auto | None = None,
         signature: str | None = None,
         num_threads: int | None = None,
@@ -188,6 +206,7 @@ class LoadedModel:
         self._signature = signature
         self._num_threads = num_threads
         self._slots: Slots | None = None
+        self._variants = Variants()
         self._choices: dict[tuple[bool, tuple[str, ...]], Wanted] = {}
         inputs, outputs = interpreter.get_input_details(), interpreter.get_output_details()
         given, made = _signature_names(interpreter, signature)
@@ -206,15 +225,14 @@ class LoadedModel:
         #: Also after a resize that was broken off, whose shapes nobody knows, and before the first call where the file
         #: leaves sizes open that it does not run without.
         self._resizing = interpreter.awaits_sizes
-        self._learn_inputs()
+        self._details, self._expected = self._learnt(interpreter)
         self._gpu_call: GpuCall | None = None  # how the last call was made, if it was on arrays on the GPU
 
     @property
     def inputs(self) -> dict[str, dict[str, Any]]:
         """Name -> detail dictionary (shape, dtype, quantization ...), in the order of positional arguments."""
         with self._reading:
-            details = {d["index"]: d for d in self.interpreter.get_input_details()}
-        return {name: details[index] for name, index in self._inputs.items()}
+            return self._learnt(self.interpreter)[0]
 
     @property
     def outputs(self) -> dict[str, dict[str, Any]]:
@@ -226,8 +244,13 @@ class LoadedModel:
     @property
     def _reading(self) -> contextlib.AbstractContextManager[object]:
         """The lock, unless this thread is in the midst of a call, for whose end the lock's holder may wait."""
-        slots = self._slots
-        return contextlib.nullcontext() if slots is not None and slots.has_me else self._lock
+        return contextlib.nullcontext() if self._has_me else self._lock
+
+    @property
+    def _has_me(self) -> bool:
+        """Whether this thread is in the midst of a call, which something has interrupted."""
+        places = (self._slots, *(variant.slots for variant in self._variants))
+        return any(slots.has_me for slots in places if slots is not None)
 
     @property
     def report(self) -> DelegationReport:
@@ -425,23 +448,26 @@ class LoadedModel:
             self._check_open()
             try:
                 self._changing = True
-                if self._slots is None or not self._slots.take(arrays):
-                    self._end_slots()
+                slots = self._slots
+                if slots is None or not slots.take(arrays):
+                    if slots is not None and not slots.usable:
+                        self._end_slots()
                     self._resize(arrays)
                     self._unbind()
-                    shapes = {name: shape for name, (shape, _) in self._expected.items()}
-                    self._slots = Slots(shapes, *self._first_slot(shapes))
+                    slots = self._slots
+                    if slots is None:
+                        shapes = {name: shape for name, (shape, _) in self._expected.items()}
+                        slots = self._slots = Slots(shapes, *self._first_slot(shapes))
                     if self._closed:  # by a handler, in the meantime
-                        self._slots.refuse()
-                return self._slots
+                        slots.refuse()
+                return slots
             finally:
                 self._changing = False
 
     def _check_not_within(self) -> None:
         """Before the lock, whose holder may wait for the call: raises InvokeError in the midst of a call of this thread
         that what may change the model would wait for, or spoil."""
-        slots = self._slots
-        if (slots is not None and slots.has_me) or (self._changing and self._holds_lock):
+        if self._has_me or (self._changing and self._holds_lock):
             self._check_open()
             raise called_within()
 
@@ -467,11 +493,7 @@ class LoadedModel:
             model = self.interpreter.model
             check_mapped(model.content)
             with self.interpreter.own_operators():
-                other = self._reopen(bytes(model.content))
-            for name, index in self._inputs.items():
-                if shapes[name] != model.main.tensors[index].shape:
-                    other.resize_tensor_input(index, shapes[name])
-            other.allocate_tensors()
+                other = self._reopen(bytes(model.content), self._sizes(shapes))
             return InterpreterSlot(other, self._inputs, self._outputs, own=True)
 
         on_cpu = self._reopen is not None and self._asked is None and self.device == "cpu"
@@ -533,6 +555,7 @@ class LoadedModel:
     def _forked(self) -> None:
         self._lock, self._changing = threading.RLock(), False
         self._slots = None  # other threads' inferences go on in the parent
+        self._variants.forked()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -559,6 +582,7 @@ class LoadedModel:
                 "An input is in the memory of a GPU, but the model keeps variables: give arrays in host memory"
             )
         self._resize(shapes)
+        self._end_slots()  # of when it was open for these before
         if not self.report.fully_delegated:
             raise TensorError(
                 "An input is in the memory of a GPU, but parts of the model run on the CPU: give arrays in host "
@@ -589,7 +613,7 @@ class LoadedModel:
                 # a copy in any case: what is prepared is told apart by the bytes that it was made of
                 content = bytes(bytearray(with_batch(self.interpreter.model, batch).content))
                 return LoadedModel(
-                    self._reopen(content), self._asked, self._reopen, self._auto, self._signature, self._num_threads
+                    self._reopen(content, {}), self._asked, self._reopen, self._auto, self._signature, self._num_threads
                 )
 
     def _unbind(self) -> None:
@@ -609,8 +633,9 @@ class LoadedModel:
             other._close(wait=wait)
         if wait and self._interrupts_call:
             self._closed = True
-            if self._slots is not None:
-                self._slots.refuse()
+            for slots in (self._slots, *(variant.slots for variant in self._variants)):
+                if slots is not None:
+                    slots.refuse()
             leave(functools.partial(self._close, wait=True))
             return
         with self._lock:
@@ -620,13 +645,14 @@ class LoadedModel:
             self._slots = None
             self._reopen = None
             self._gpu_call = None
+            self._variants.end(wait=wait)
             self.interpreter._close(wait=wait)
 
     @property
     def _interrupts_call(self) -> bool:
         """Whether this thread is in the midst of a call of the model."""
-        slots = self._slots
-        return self._holds_lock or (slots is not None and slots.has_me) or is_within(self.interpreter._turns)
+        interpreters = (self.interpreter, *(variant.interpreter for variant in self._variants))
+        return self._holds_lock or self._has_me or any(is_within(one._turns) for one in interpreters)
 
     @property
     def _holds_lock(self) -> bool:
@@ -673,21 +699,39 @@ class LoadedModel:
             return arrays[0] if wanted.one else dict(zip(wanted.names, arrays, strict=True))
         return arrays[0] if len(arrays) == 1 else dict(zip(self._outputs, arrays, strict=True))
 
-    def _learn_inputs(self) -> None:
-        self._details = self.inputs
-        self._expected = {name: (tuple(d["shape"].tolist()), np.dtype(d["dtype"])) for name, d in self._details.items()}
+    def _learnt(self, interpreter: Interpreter) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+        """Of the inputs, by name, their details, and their shapes and types."""
+        found = {d["index"]: d for d in interpreter.get_input_details()}
+        details = {name: found[index] for name, index in self._inputs.items()}
+        return details, {name: (tuple(d["shape"].tolist()), np.dtype(d["dtype"])) for name, d in details.items()}
 
     def _resize(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Be open for the shapes of these: as it was before, or anew. `_slots` are None if there are none for these."""
         before = {name: shape for name, (shape, _) in self._expected.items()}
         changed = [name for name, array in arrays.items() if self._resizing or array.shape != before[name]]
         if not changed:
             return
-        if not self._resizing:
+        known, present = not self._resizing, self._present()
+        if known:
+            found = self._variants.take(shapes_of(arrays, self._names))
+            if found is not None:
+                self._turn_to(found, present)
+                return
             check_mapped(self.interpreter.model.content)  # first, as the model can go on with the present shapes
+        several = known and may_be_several(self.interpreter.model)
+        other = self._opened_for(arrays, several)
+        if other is not None and several:
+            taken = None if self._auto is None else self._auto.taken
+            self._turn_to(Variant(other, None, *self._learnt(other), taken), present)
+            return
+        self._end_slots()
         self._resizing = True
-        if not self._rebatch(arrays):
+        if other is None:
             self._resize_inputs({name: arrays[name].shape for name in changed}, before)
-        self._learn_inputs()
+        else:
+            former, self.interpreter = self.interpreter, other
+            former.close()
+        self._details, self._expected = self._learnt(self.interpreter)
         self._resizing = False
 
     def _resize_inputs(self, shapes: Mapping[str, tuple[int, ...]], before: Mapping[str, tuple[int, ...]]) -> None:
@@ -706,38 +750,74 @@ class LoadedModel:
             shapes_text = ", ".join(f"'{n}' {list(before[n])} to {list(shape)}" for n, shape in shapes.items())
             raise TensorError(f"The model cannot be resized ({shapes_text}): {error}") from error
 
-    def _rebatch(self, arrays: Mapping[str, np.ndarray]) -> bool:
-        """Open the model for the batch of `arrays`, if that is all that differs from the file and leaves rows apart.
+    def _opened_for(self, arrays: Mapping[str, np.ndarray], several: bool) -> Interpreter | None:
+        """Another interpreter, for the shapes of `arrays`; None where the present one is to be resized, if it can.
+        `several`: there may be both.
 
-        The official resize fails where a constant holds the batch, or, worse, mixes the rows; it is left to models
-        whose batch is open, and to other changes.
-        """
-        if self._reopen is None:
-            return False
-        model = self.interpreter.model
-        batches = set()
-        changed = []
+        For another batch the model is made anew, if that is all that differs from the file and leaves rows apart. The
+        official resize fails where a constant holds the batch, or, worse, mixes the rows; it is left to models whose
+        batch is open, and to other changes."""
+        batch, model, auto = self._other_batch(arrays), self.interpreter.model, self._auto
+        if self._reopen is None or (batch is None and (not several or self.interpreter.runs_whole)):
+            return None  # the official runtime alone resizes sooner than it opens
+        taken, sizes = None if auto is None else auto.taken, cast("Sizes", {})
+        try:
+            if batch is None:  # a copy, as what is prepared is told apart by the bytes that it was made of
+                content = bytes(bytearray(model.content))
+                sizes = self._sizes({name: array.shape for name, array in arrays.items()})
+            else:
+                content = bytes(with_batch(model, batch[0], inputs=batch[1]).content)
+            with self.interpreter.own_operators():
+                other = self._reopen(content, sizes)
+                if several and self._variants and not _as_delegated(other, self.interpreter):
+                    other.close()
+                    self._variants.clear()  # whose memory it may lack
+                    other = self._reopen(content, sizes)
+            if not other.awaits_sizes:
+                return other
+            other.close()
+        except LiteGpuError as error:
+            log.debug("Not opened for other sizes: %s", error)
+        if auto is not None and taken is not None:
+            auto.take(taken)
+        return None
+
+    def _other_batch(self, arrays: Mapping[str, np.ndarray]) -> tuple[int, list[int]] | None:
+        """The batch of `arrays` and the tensors that have it, if it is all that differs from the file, and not open
+        there."""
+        batches, changed = set(), []
         for name, array in arrays.items():
-            tensor = model.main.tensors[self._inputs[name]]
+            tensor = self.interpreter.model.main.tensors[self._inputs[name]]
             if array.shape != tensor.shape:
                 if array.shape[1:] != tensor.shape[1:] or tensor.shape_signature[0] == -1:
-                    return False
+                    return None
                 changed.append(tensor.index)
                 batches.add(len(array))
-        if len(batches) != 1:
-            return False
-        try:
-            with self.interpreter.own_operators():
-                interpreter = self._reopen(bytes(with_batch(model, batches.pop(), inputs=changed).content))
-        except LiteGpuError as error:
-            log.debug("Not opened for another batch: %s", error)
-            return False
-        if interpreter.awaits_sizes:
-            interpreter.close()
-            return False
-        former, self.interpreter = self.interpreter, interpreter
-        former.close()
-        return True
+        return (batches.pop(), changed) if len(batches) == 1 else None
+
+    def _sizes(self, shapes: Mapping[str, tuple[int, ...]]) -> Sizes:
+        """Those of the shapes that are not the file's."""
+        tensors = self.interpreter.model.main.tensors
+        return {index: shapes[n] for n, index in self._inputs.items() if shapes[n] != tensors[index].shape}
+
+    def _present(self) -> Variant:
+        """As the model is open now."""
+        taken = None if self._auto is None else self._auto.taken
+        return Variant(self.interpreter, self._slots, self._details, self._expected, taken)
+
+    def _turn_to(self, variant: Variant, present: Variant) -> None:
+        """Be open as `variant` is, and keep what there is at `present`."""
+        self._unbind()
+        self.interpreter, self._slots = variant.interpreter, variant.slots
+        self._details, self._expected = variant.details, variant.expected
+        if self._auto is not None and variant.taken is not None:
+            self._auto.take(variant.taken)
+        self._variants.keep(tuple(shape for shape, _ in present.expected.values()), present)
+
+
+def _as_delegated(one: Interpreter, other: Interpreter) -> bool:
+    """Whether delegates have as much of it."""
+    return one.delegation_report().fully_delegated or not other.delegation_report().fully_delegated
 
 
 def _chooses(kwargs: Mapping[str, Any], inputs: Mapping[str, int]) -> bool:

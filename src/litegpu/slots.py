@@ -175,7 +175,7 @@ class Slots:
 
     def take(self, arrays: Mapping[str, np.ndarray]) -> bool:
         """Whether the arrays are of these shapes, and there is what can take them."""
-        return self._slots[0].usable and all(arrays[name].shape == shape for name, shape in self.shapes.items())
+        return self.usable and all(arrays[name].shape == shape for name, shape in self.shapes.items())
 
     def infer(self, arrays: Mapping[str, np.ndarray], outputs: Sequence[str]) -> list[np.ndarray] | None:
         """See Slot.infer(); None if the slots have ended."""
@@ -204,6 +204,16 @@ class Slots:
         if slot.busy or len(self._inside) > len(self._slots):
             slot = self._last[thread] = self._chosen(slot)
         return slot
+
+    @property
+    def usable(self) -> bool:
+        """Whether there is what can take calls."""
+        return self._slots[0].usable
+
+    @property
+    def busy(self) -> bool:
+        """Whether any call is inside."""
+        return bool(self._inside)
 
     @property
     def has_me(self) -> bool:
@@ -261,12 +271,17 @@ def most_on_gpu(program: Program) -> int:
     return max(_LEAST_ON_GPU, min(_MOST_ON_GPU, _GPU_BYTES // max(program.arena_size, 1)))
 
 
+def may_be_several(model: Model) -> bool:
+    """Whether several interpreters of a model give what one does: it keeps nothing from one inference to the next."""
+    operators = [operator for subgraph in model.subgraphs for operator in subgraph.operators]
+    if any(op.name in _STATEFUL or find(op) is None for op in operators):  # one of the user's may keep something
+        return False
+    return not keeps_values(model)
+
+
 def most_on_cpu(model: Model, num_threads: int | None) -> int:
     """How many interpreters of a model pay on this machine's processors."""
-    if keeps_values(model):
+    if not may_be_several(model):
         return 1
-    for subgraph in model.subgraphs:
-        if any(op.name in _STATEFUL or find(op) is None for op in subgraph.operators):  # or of the user's: who knows
-            return 1
     room = max(_LEAST_ON_CPU, _CPU_BYTES // max(len(model.content), 1))
     return max(1, min(room, native.processors() // (num_threads or 1)))

@@ -88,6 +88,15 @@ class Auto:
         self._tell(choice)
         return self._open(source, None, self._num_threads)
 
+    @property
+    def taken(self) -> tuple[Any, ...]:
+        """What was chosen last, for take()."""
+        return self.delegate, self.used, self.choice
+
+    def take(self, taken: tuple[Any, ...]) -> None:
+        """Be as when that was `taken`."""
+        self.delegate, self.used, self.choice = taken
+
     def _on(self, source: Source, delegate: Any) -> Interpreter:
         self.used = delegate
         return self._open(source, delegate, self._num_threads)

@@ -113,6 +113,17 @@ class TakesInputs(Protocol, metaclass=Ability):
 
 
 @runtime_checkable
+class Rests(Protocol, metaclass=Ability):
+    """A kernel of a delegate that is asked about what it has prepared."""
+
+    def rest(self, resting: bool) -> None:
+        """Whether the kernel's interpreter rests, while another one with the same delegate does the work."""
+
+    def held_bytes(self, sessions: int) -> int:
+        """About as much memory as it holds, on the host and on the device, with so many sessions."""
+
+
+@runtime_checkable
 class FinishesLater(Protocol, metaclass=Ability):
     """A kernel whose invoke() may return before its results are there."""
 

@@ -72,6 +72,7 @@ class GpuKernel:
         self._twin: Session | None = None  # a session in float32, whose results were no better so far
         self._says_timings = debug.level() >= debug.TIMINGS  # asked here, as it takes a microsecond
         self.closed = False
+        self.resting = False
         self.bound: dict[tuple[str, int], Any] = {}  # the user's buffers, by "input" or "output" and place
         self.adapters: dict[Any, Program] = {}  # compiled for buffers in other formats
         self._left: frozenset[int] = frozenset()  # outputs that stay on the GPU if they are bound
@@ -169,6 +170,16 @@ class GpuKernel:
         if self._array_binder is None:
             raise DeviceError(f"{self.device.info.name} ({self.device.info.backend}) takes no libraries' arrays")
         return self._array_binder
+
+    def rest(self, resting: bool) -> None:
+        """See protocol.Rests."""
+        self.resting = resting
+
+    def held_bytes(self, sessions: int) -> int:
+        """See protocol.Rests."""
+        program = self.program
+        ports = sum(port.nbytes for port in (*program.inputs, *program.outputs))
+        return program.constants.nbytes + sessions * (program.arena_size + ports)
 
     def input_memory(self, i: int) -> np.ndarray | None:
         """See protocol.LendsInputs."""

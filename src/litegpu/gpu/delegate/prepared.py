@@ -28,6 +28,12 @@ class Prepared:
         kernel = self.kernel()
         return kernel is not None and not kernel.closed
 
+    @property
+    def at_work(self) -> bool:
+        """Whether it is alive, and its interpreter does not rest."""
+        kernel = self.kernel()
+        return kernel is not None and not kernel.closed and not kernel.resting
+
 
 def find(prepared: Sequence[Prepared], index: int) -> tuple[GpuKernel, str, int, Tensor]:
     """(kernel, "input" or "output", place, tensor) of the tensor that is to be bound.
@@ -36,7 +42,7 @@ def find(prepared: Sequence[Prepared], index: int) -> tuple[GpuKernel, str, int,
     is no input or output of what was."""
     if isinstance(index, bool) or not isinstance(index, (int, np.integer)):
         raise TensorError(f"bind_buffer_to_tensor: the tensor is given by its index, an int, not {index!r}")
-    living = [p for p in prepared if p.alive]
+    living = [p for p in prepared if p.at_work]
     if not living:
         raise DelegateError(
             f"bind_buffer_to_tensor: tensor {index} cannot be bound before the graph is delegated: make an Interpreter "
