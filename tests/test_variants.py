@@ -83,7 +83,7 @@ def test_sizes_that_come_again(
     device: str, open_batch: bool, opened: Callable[..., Any], allocated: list[Interpreter]
 ) -> None:
     model = opened(device, open_batch=open_batch)
-    used = {}
+    used: dict[int, Interpreter] = {}
     for value, count in enumerate((1, 3, 2, 3, 1, 2, 2, 1, 3)):
         check(model, count, value)
         assert model.inputs["x"]["shape"].tolist() == [count, 8] and model.device == device

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import sys
@@ -704,6 +705,21 @@ def test_a_loaded_model_answers_in_kind(device: Any, monkeypatch: pytest.MonkeyP
             model(given(numbers(0).astype(np.float64)))
     with litegpu.load(neg(), "cpu") as model, pytest.raises(TensorError, match="memory of a GPU"):
         model(given(numbers(0)))
+
+
+def test_batches_that_come_again_in_either_memory(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is open for another batch holds no array of the user's, and has none in place of the host's."""
+    monkeypatch.setitem(sys.modules, Library.__module__.partition(".")[0], sys.modules[__name__])
+    with litegpu.load(neg(), "cuda") as model:
+        interpreters = set()
+        for seed, (count, on_gpu) in enumerate(itertools.product((1, 3, 1, 2, 3), (False, True, True, False))):
+            x = np.concatenate([numbers(10 * seed + i) for i in range(count)])
+            found = model(Library(device, x)) if on_gpu else model(x)
+            np.testing.assert_array_equal(found.get() if on_gpu else found, -x)
+            interpreters.add(model.interpreter)
+            for variant in model._variants:
+                assert not any(kernel.bound for kernel in variant.interpreter.plan.kernels)  # type: ignore[union-attr]
+        assert len(interpreters) == 3
 
 
 @pytest.mark.parametrize("library", ["torch", "cupy"])
