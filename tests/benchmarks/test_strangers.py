@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import os
@@ -14,6 +15,7 @@ import pytest
 from agreement import FLOAT16, FLOAT32, assert_agrees, official, on_gpu, relative_l2, require_gpu, run
 
 from litegpu.errors import TensorError
+from litegpu.gpu.backends.check import check_program
 from litegpu.gpu.build import build_program
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.lower import lower_partition
@@ -184,21 +186,26 @@ def batched(name: str, batch: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("name", "capability"),
+    ("name", "capability", "batch"),
     [
-        pytest.param(name, capability, marks=pytest.mark.slow)
+        pytest.param(name, capability, batch, marks=pytest.mark.slow)
         if capability != 90 and name not in QUICK
-        else (name, capability)
+        else (name, capability, batch)
         for name in STRANGERS
-        for capability in (75, 86, 90)
+        for capability, batch in ((75, 8), (86, 8), (90, 8), (90, 1))
     ],
 )
-def test_their_kernels_are_chosen_for_cuda(name: str, capability: int) -> None:
-    """The passes and estimates of CUDA need no device."""
-    main = read_model(batched(name, 8)).main
+def test_their_kernels_are_chosen_for_cuda(name: str, capability: int, batch: int) -> None:
+    """The passes and estimates of CUDA need no device, and a device would take what they make."""
+    main = read_model(batched(name, batch)).main
     graph = lower_partition(main, main.operators, main.inputs, main.outputs).graph
     features = Features(float16=True, compute_units=132, native="cuda", capability=capability)
-    names = {kernel.name for kernel in build_program(graph, features, "cuda", half=True).kernels}
+    program = build_program(graph, features, "cuda", half=True)
+    device = dataclasses.replace(
+        features, max_buffers=64, max_buffer_bytes=1 << 34, max_threads=1024, max_groups=2**31 - 1
+    )
+    check_program(program, device, name)
+    names = {kernel.name for kernel in program.kernels}
     assert any("convolution" in n or "stem" in n or "rows" in n or "products" in n for n in names), names
 
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from litegpu.gpu import build
+from litegpu.gpu.backends.check import check_program
 from litegpu.gpu.build import build_program
-from litegpu.gpu.graph import RESULT, Arg, Conv2D, Copy, DType, Elementwise, Graph, GraphBuilder, apply
+from litegpu.gpu.graph import RESULT, Arg, Attention, Conv2D, Copy, DType, Elementwise, Graph, GraphBuilder, apply
 from litegpu.gpu.kernels.builders import build as build_kernels
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.program import Binding, Program
@@ -49,6 +50,20 @@ def test_everything_is_aligned_and_within_its_memory(alignment: int) -> None:
     assert len(constants) == 4
     for (one, size), (other, _) in zip(sorted(constants), sorted(constants)[1:], strict=False):
         assert one + size <= other
+
+
+def test_one_text_for_constants_and_for_what_is_computed() -> None:
+    """Which are bound in different ways: two attentions alike, the queries of one of which the network has learnt."""
+    b = GraphBuilder()
+    shape = (1, 2, 33, 16)
+    x, keys = (b.value(shape, DType.FLOAT32, name=name) for name in ("x", "keys"))
+    learnt = b.constant(np.random.default_rng(0).standard_normal(shape))
+    found = [b.node(Attention(0.25, 1.0), [q, keys, keys], b.value(shape, DType.FLOAT32)) for q in (learnt, x)]
+    features = Features(float16=True, compute_units=132, native="cuda", capability=90, max_buffers=64, max_threads=1024)
+    program = build_program(b.graph([x, keys], found), features, "cuda")
+    check_program(program, features, "a device")
+    one, other = (program.kernels[d.kernel] for d in program.dispatches)
+    assert one.source == other.source and one.access != other.access, "else this tests nothing"
 
 
 def test_constants_are_what_the_kernels_were_given() -> None:

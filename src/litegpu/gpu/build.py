@@ -351,13 +351,13 @@ def _whole_words(n: int) -> int:
 
 @dataclass
 class _Code:
-    """The distinct kernel texts, with their maps."""
+    """The distinct kernel texts, with their maps, and what they are given: constants, or what is computed."""
 
     features: Features
     backend: Backend
     options: tuple[str, ...]  # of the compiler, for kernels of the language
     kernels: list[KernelCode] = field(default_factory=list)
-    index: dict[tuple[str, tuple[RowMap, ...]], int] = field(default_factory=dict)
+    index: dict[tuple[str, tuple[RowMap, ...], tuple[str, ...]], int] = field(default_factory=dict)
 
     def add(self, kernel: Kernel | NativeKernel, turn: bool) -> int:
         source = kernel.source if isinstance(kernel, NativeKernel) else self.backend.print_kernel(kernel, self.features)
@@ -369,7 +369,7 @@ class _Code:
         else:
             access = tuple(m.access for m in kernel.buffers)
             code = KernelCode(kernel.name, source, kernel.workgroup, access, 0, self.options)
-        key = source, code.maps
+        key = source, code.maps, code.access
         if key not in self.index:
             self.index[key] = len(self.kernels)
             self.kernels.append(code)
