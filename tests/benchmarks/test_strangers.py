@@ -119,8 +119,15 @@ PUBLISHED = {
 WIDE_IN_FLOAT16 = {"codec": 0.04}
 
 
-def tolerance(name: str, half: bool) -> float:
-    return WIDE_IN_FLOAT16.get(name, FLOAT16) if half else FLOAT32
+#: In float32 on CUDA more than FLOAT32 allows. The official runtime with XNNPACK differs by 1.0e-5 and 1.3e-5 from
+#: itself without: these networks make so much of the last digits (an H200: 1.1e-5 and 1.4e-5).
+WIDE_ON_CUDA = {"codec": 1.5e-5, "inception_v3": 2e-5}
+
+
+def tolerance(name: str, half: bool, *, cuda: bool = False) -> float:
+    if half:
+        return WIDE_IN_FLOAT16.get(name, FLOAT16)
+    return WIDE_ON_CUDA.get(name, FLOAT32) if cuda else FLOAT32
 
 
 @functools.cache
@@ -224,4 +231,4 @@ def test_they_run_on_cuda(name: str, batch: int, half: bool) -> None:
     assert gpu.delegation_report().fully_delegated
     given = inputs_of(cpu)
     for got, want in zip(run(gpu, given), run(cpu, given), strict=True):
-        assert_agrees(got, want, tolerance(name, half), name)
+        assert_agrees(got, want, tolerance(name, half, cuda=True), name)

@@ -97,6 +97,24 @@ def test_who_keeps_all_gets_ordinary_memory_in_the_end(pool: Any) -> None:
     assert pool.take(200_000) is not None, "one came back"
 
 
+def test_who_keeps_some_results_and_drops_the_rest_has_blocks(pool: Any) -> None:
+    """As one who has the first ones to compare with: the last result is still there when the next one is asked for."""
+    kept = [pool.take(200_000) for _ in range(10)]
+    assert any(block is None for block in kept)
+    last, given = None, []
+    for _ in range(60):
+        last = pool.take(200_000)
+        given.append(last is not None)
+    assert all(given[30:]) and not all(given[:10]) and pool.held <= 10 * 256 << 10
+
+
+def test_who_keeps_all_is_tried_more_and_more_seldom(pool: Any) -> None:
+    kept = [pool.take(130_000) for _ in range(1000)]
+    given = [i for i, block in enumerate(kept) if block is not None]
+    assert given[:6] == list(range(6)) and 4 <= len(given[6:]) <= 6
+    assert np.diff(given[6:]).min() > 16
+
+
 def test_no_more_than_its_bound(pool: Any) -> None:
     blocks = [pool.take(20 << 20) for _ in range(4)]
     assert [b is None for b in blocks] == [False, False, False, True]

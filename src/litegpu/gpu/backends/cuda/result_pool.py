@@ -28,6 +28,9 @@ _STEPS = 8
 #: A size may have so many blocks out before one of them has come back: to pin memory takes longer than to copy, and
 #: pays by coming again, which for a caller who keeps all results it never does.
 _ON_TRUST = 6
+#: After so many that were refused one more is given, as who keeps some results may keep no others; after twice as many
+#: the next, as long as none comes back.
+_TRIAL = 16
 #: A free block that as many requests have passed over is given up.
 _PATIENCE = 512
 #: All blocks of a device together, in bytes.
@@ -83,7 +86,7 @@ class ResultPool:
         while self._returned:
             block = self._returned.popleft()
             kind = self._sizes[block.size]
-            kind.out, kind.came_back = kind.out - 1, kind.came_back + 1
+            kind.out, kind.came_back, kind.trial = kind.out - 1, kind.came_back + 1, _TRIAL
             block.free_since = self._requests
             kind.free.append(block)
             if block.forks != forks:
@@ -96,7 +99,10 @@ class ResultPool:
 
     def _made(self, size: int, kind: _Size) -> _Block | None:
         if kind.out >= _ON_TRUST + kind.came_back:
-            return None
+            kind.refused += 1
+            if kind.refused < kind.trial:
+                return None
+            kind.refused, kind.trial = 0, 2 * kind.trial
         for other in self._sizes.values():  # rather than go without
             while other.free and self.held + size > self.most_bytes:
                 self._drop(other.free.popleft())
@@ -151,11 +157,14 @@ class _Block:
 
 @dataclass(eq=False)
 class _Size:
-    """Blocks of one size. `out`: with callers; `came_back`: how often one did."""
+    """Blocks of one size. `out`: with callers; `came_back`: how often one did; `refused`: requests since the last block
+    on trial; `trial`: after how many there is one."""
 
     free: deque[_Block] = field(default_factory=deque)
     out: int = 0
     came_back: int = 0
+    refused: int = 0
+    trial: int = _TRIAL
 
 
 class _Lease:
