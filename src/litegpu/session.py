@@ -761,6 +761,7 @@ class LoadedModel:
         if self._reopen is None or (batch is None and (not several or self.interpreter.runs_whole)):
             return None  # the official runtime alone resizes sooner than it opens
         taken, sizes = None if auto is None else auto.taken, cast("Sizes", {})
+        found: Interpreter | None = None
         try:
             if batch is None:  # a copy, as what is prepared is told apart by the bytes that it was made of
                 content = bytes(bytearray(model.content))
@@ -773,14 +774,16 @@ class LoadedModel:
                     other.close()
                     self._variants.clear()  # whose memory it may lack
                     other = self._reopen(content, sizes)
-            if not other.awaits_sizes:
-                return other
-            other.close()
+            if other.awaits_sizes:
+                other.close()
+            else:
+                found = other
         except LiteGpuError as error:
             log.debug("Not opened for other sizes: %s", error)
-        if auto is not None and taken is not None:
-            auto.take(taken)
-        return None
+        finally:
+            if found is None and auto is not None and taken is not None:
+                auto.take(taken)
+        return found
 
     def _other_batch(self, arrays: Mapping[str, np.ndarray]) -> tuple[int, list[int]] | None:
         """The batch of `arrays` and the tensors that have it, if it is all that differs from the file, and not open
