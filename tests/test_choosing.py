@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,18 @@ def test_each_batch_is_a_choice_of_its_own(gpu: Callable[[CallRates], None]) -> 
     assert model.device == "reference" and model.choice is not None and model.choice.batch == 1024
     model(many[:1])
     assert model.device == "cpu"
+
+
+def test_what_was_chosen_is_opened_again_without_a_choice() -> None:
+    """By threads that find a model busy."""
+    given: list[Any] = []
+    found = auto.Auto(content(), "float32", 3, lambda *arguments: given.append(arguments))  # type: ignore[arg-type]
+    gpu, four = object(), SimpleNamespace(candidate=FOUR)
+    before = found.taken
+    found.open_as(b"1", (gpu, gpu, None))
+    found.open_as(b"2", (gpu, None, None))
+    found.open_as(b"3", (gpu, None, four))
+    assert given == [(b"1", gpu, 3), (b"2", None, 3), (b"3", None, 4)] and found.taken == before
 
 
 def test_who_asks_for_something_gets_it(gpu: Callable[[CallRates], None]) -> None:

@@ -189,6 +189,42 @@ def test_two_threads_are_enough_for_another_slot() -> None:
             thread.join()
 
 
+@pytest.mark.parametrize("device", GPUS)
+def test_a_divided_model_computes_at_once(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part of it on the CPU, as no GPU takes seven axes."""
+    monkeypatch.setattr(native, "processors", lambda: 2)
+    builder = ModelBuilder()
+    x = builder.input("x", SHAPE)
+    y = builder.op("EXP", [x], SHAPE)
+    wide = (1, 1, 1, 1, 1, *SHAPE)
+    y = builder.op("BROADCAST_TO", [y, builder.constant(np.array(wide, np.int32))], wide)
+    builder.output(builder.op("RESHAPE", [y, builder.constant(np.array(SHAPE, np.int32))], SHAPE))
+    try:
+        model = litegpu.load(builder.build(), device, fallback="silent")
+    except litegpu.DeviceError as error:
+        pytest.skip(str(error))
+    barrier, invoke = threading.Barrier(2), Interpreter.invoke
+
+    def met(self: Interpreter) -> None:
+        barrier.wait(60)
+        invoke(self)
+
+    with model:
+        assert not model.report.fully_delegated and model.device != "cpu"
+        monkeypatch.setattr(Interpreter, "invoke", met)
+
+        def work(number: int) -> None:
+            for i in range(4):
+                value = np.full(SHAPE, 0.1 * (4 * number + i), np.float32)
+                np.testing.assert_allclose(model(value), np.exp(value), rtol=1e-5)
+
+        together(work)
+        assert model._slots is not None and len(model._slots) == 2
+        delegate: Any = model.delegate
+        assert [p.at_work for p in delegate.prepared].count(True) == 1, "buffers are bound to the first"
+    assert not any(p.alive for p in delegate.prepared)
+
+
 def test_how_many_sessions_pay() -> None:
     def most(**about: Any) -> int:
         return slots.most_on_gpu(SimpleNamespace(**{"variables": (), **about}))  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ import pytest
 from racing import race
 
 import litegpu
-from litegpu import variants
+from litegpu import native, variants
 from litegpu.interpreter import Interpreter
 from litegpu.model.builder import ModelBuilder
 from litegpu.slots import Slots
@@ -164,6 +164,39 @@ def test_threads_while_variants_come_and_go(opened: Callable[..., Any], monkeypa
             check(model, 1 + (number + i) % 4, 100 * number + i)
 
     race(work, 6)
+
+
+def test_what_is_opened_beside_a_call_is_of_the_same_size(
+    opened: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, allocated: list[Interpreter]
+) -> None:
+    """Also where the model has been opened for another one since."""
+    monkeypatch.setattr(native, "processors", lambda: 4)
+    model = opened()
+    inside, go, found = threading.Event(), threading.Event(), []
+    invoke = Interpreter.invoke
+
+    def slow(self: Interpreter) -> None:
+        if not inside.is_set():
+            inside.set()
+            assert go.wait(60)
+        invoke(self)
+
+    monkeypatch.setattr(Interpreter, "invoke", slow)
+    thread = threading.Thread(target=lambda: found.append(model(rows(1, 7))))
+    thread.start()
+    assert inside.wait(60)
+    check(model, 2)
+    (busy,) = (variant.slots for variant in model._variants)
+    assert busy is not None and busy.shapes == {"x": (1, 8)}
+    del allocated[:]
+    (result,) = busy.infer({"x": rows(1, 3)}, ("y",)) or [None]  # as a thread that has just seen that it is current
+    assert result is not None and (result == 4).all() and len(busy) == 2
+    assert [one.get_input_details()[0]["shape"].tolist() for one in allocated] == [[1, 8]]
+    (made,) = allocated
+    assert made.model.main.tensors[made.model.main.inputs[0]].shape == (1, 8), "of the file that it was made of"
+    go.set()
+    thread.join()
+    assert (found[0] == 8).all()
 
 
 def test_nobody_waits_for_a_call_in_what_is_dropped(

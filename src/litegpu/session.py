@@ -42,7 +42,8 @@ from litegpu.slots import (
     may_be_several,
     most_on_cpu,
     most_on_gpu,
-)  # fmt: skip
+    within_memory,
+)
 from litegpu.turns import is_within
 from litegpu.variants import Variant, Variants, shapes_of
 
@@ -139,7 +140,9 @@ def load(
         return LoadedModel(
             allocated(auto.open(path)),
             auto.delegate,
-            lambda content, sizes: allocated(auto.open(content), sizes),
+            lambda content, sizes, taken=None: allocated(
+                auto.open(content) if taken is None else auto.open_as(content, taken), sizes
+            ),
             auto,
             signature,
             num_threads,
@@ -149,7 +152,7 @@ def load(
     return LoadedModel(
         first,
         asked,
-        lambda content, sizes: allocated(opened(content, asked, num_threads), sizes),
+        lambda content, sizes, taken=None: allocated(opened(content, asked, num_threads), sizes),
         signature=signature,
         num_threads=num_threads,
     )
@@ -176,23 +179,24 @@ class LoadedModel:
     dictionary of arrays by name if the model has several outputs. The arrays belong to the caller.
 
     Any number of threads may share it: every call gets its own results, also where batches differ. Where threads find
-    it busy, it comes to run a few inferences at once, on the GPU or on the CPU's cores, if the whole model is there and
-    keeps no variables; the others wait.
+    it busy, it comes to run a few inferences at once, on the GPU or on the CPU's cores, if it keeps no variables; the
+    others wait.
 
     Names are those of the signature that was asked for, or of the model's only one, else of the tensors; a name that
     several outputs share gets ":1", ":2" ... appended from the second on. Also a context manager; close() frees the
     device's memory.
 
     `interpreter` runs the model; after a call with another batch it may be another one: what was opened for the sizes
-    of sixteen calls stays open for others like them, within 512 MiB. `reopen` opens an interpreter of the bytes
-    of a model, with some inputs' sizes. `num_threads`: that one inference uses on the CPU.
+    of sixteen calls stays open for others like them, within 512 MiB. `reopen` opens an interpreter of the bytes of a
+    model with some inputs' sizes (Sizes); where device="auto" is not to choose again, with what it took (Auto.taken).
+    `num_threads`: that one inference uses on the CPU.
     """
 
     def __init__(
         self,
         interpreter: Interpreter,
         delegate: Any = None,
-        reopen: Callable[[bytes, Sizes], Interpreter] | None = None,
+        reopen: Callable[..., Interpreter] | None = None,
         auto: Auto | None = None,
         signature: str | None = None,
         num_threads: int | None = None,
@@ -488,17 +492,28 @@ class LoadedModel:
                 most,
             )
 
-        def another() -> Slot:
+        interpreter, taken = self.interpreter, None if self._auto is None else self._auto.taken
+
+        def another() -> Slot:  # of this interpreter, whichever the model has by then
             assert self._reopen is not None
-            model = self.interpreter.model
-            check_mapped(model.content)
-            with self.interpreter.own_operators():
-                other = self._reopen(bytes(model.content), self._sizes(shapes))
+            check_mapped(interpreter.model.content)
+            with interpreter.own_operators():
+                other = self._reopen(bytes(interpreter.model.content), self._sizes(interpreter, shapes), taken)
+            other.set_aside(True)
             return InterpreterSlot(other, self._inputs, self._outputs, own=True)
 
-        on_cpu = self._reopen is not None and self._asked is None and self.device == "cpu"
-        most = most_on_cpu(self.interpreter.model, self._num_threads) if on_cpu else 1
-        return InterpreterSlot(self.interpreter, self._inputs, self._outputs, own=False), another, most
+        return InterpreterSlot(interpreter, self._inputs, self._outputs, own=False), another, self._most_interpreters()
+
+    def _most_interpreters(self) -> int:
+        """How many interpreters of the model as it is open now pay."""
+        used = self._used
+        if self._reopen is None or (used is not None and not isinstance(used, Opener)):
+            return 1  # a delegate of others may not be for several at once
+        threads = self._num_threads
+        if self._auto is not None and self._auto.choice is not None:
+            threads = self._auto.choice.candidate.num_threads or threads
+        most = most_on_cpu(self.interpreter.model, threads)
+        return most if self.device == "cpu" else min(most, within_memory(self.interpreter.held_bytes()))
 
     def _took(self, nanoseconds: int) -> None:
         self.interpreter._duration = nanoseconds
@@ -765,7 +780,7 @@ class LoadedModel:
         try:
             if batch is None:  # a copy, as what is prepared is told apart by the bytes that it was made of
                 content = bytes(bytearray(model.content))
-                sizes = self._sizes({name: array.shape for name, array in arrays.items()})
+                sizes = self._sizes(self.interpreter, {name: array.shape for name, array in arrays.items()})
             else:
                 content = bytes(with_batch(model, batch[0], inputs=batch[1]).content)
             with self.interpreter.own_operators():
@@ -798,9 +813,9 @@ class LoadedModel:
                 batches.add(len(array))
         return (batches.pop(), changed) if len(batches) == 1 else None
 
-    def _sizes(self, shapes: Mapping[str, tuple[int, ...]]) -> Sizes:
-        """Those of the shapes that are not the file's."""
-        tensors = self.interpreter.model.main.tensors
+    def _sizes(self, interpreter: Interpreter, shapes: Mapping[str, tuple[int, ...]]) -> Sizes:
+        """Those of the shapes that are not those of the interpreter's file."""
+        tensors = interpreter.model.main.tensors
         return {index: shapes[n] for n, index in self._inputs.items() if shapes[n] != tensors[index].shape}
 
     def _present(self) -> Variant:

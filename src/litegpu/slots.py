@@ -190,18 +190,21 @@ class Slots:
         """See Slot.quick(); None if the slots have ended as well."""
         token = object()
         try:
-            slot = self._entered(token)
+            slot = self._entered(token, arrays)
             return None if slot is None else slot.quick(arrays)
         finally:
             self._inside.pop(token, None)
 
-    def _entered(self, token: object) -> Slot | None:
-        """The slot for a call that is inside from now on; None if the slots have ended."""
+    def _entered(self, token: object, arrays: Sequence[Any] | None = None) -> Slot | None:
+        """The slot for a call that is inside from now on; None if the slots have ended, or there is none at once and
+        `arrays`, in the inputs' order, are of other shapes, which no other slot is to be opened for."""
         thread = self._inside[token] = threading.get_ident()
         if self._ended:
             return None
         slot = self._last.get(thread, self._slots[0])
         if slot.busy or len(self._inside) > len(self._slots):
+            if arrays is not None and [getattr(one, "shape", None) for one in arrays] != [*self.shapes.values()]:
+                return None
             slot = self._last[thread] = self._chosen(slot)
         return slot
 
@@ -268,7 +271,12 @@ def most_on_gpu(program: Program) -> int:
     """How many sessions of a program pay on a GPU."""
     if program.variables:
         return 1
-    return max(_LEAST_ON_GPU, min(_MOST_ON_GPU, _GPU_BYTES // max(program.arena_size, 1)))
+    return max(_LEAST_ON_GPU, min(_MOST_ON_GPU, within_memory(program.arena_size)))
+
+
+def within_memory(nbytes: int) -> int:
+    """How many of so many bytes each there may be; one in any case."""
+    return max(1, _GPU_BYTES // max(nbytes, 1))
 
 
 def may_be_several(model: Model) -> bool:

@@ -93,6 +93,12 @@ class Auto:
         """What was chosen last, for take()."""
         return self.delegate, self.used, self.choice
 
+    def open_as(self, source: Source, taken: tuple[Any, ...]) -> Interpreter:
+        """An interpreter of the model with what was `taken`; for any thread, as nothing is chosen."""
+        _, used, choice = taken
+        threads = choice.candidate.num_threads if choice is not None and choice.candidate.is_cpu else None
+        return self._open(source, used, threads or self._num_threads)
+
     def take(self, taken: tuple[Any, ...]) -> None:
         """Be as when that was `taken`."""
         self.delegate, self.used, self.choice = taken
