@@ -89,9 +89,9 @@ class Variants:
     def end(self, *, wait: bool) -> None:
         """The same; `wait` for these."""
         while self._kept:
-            variant, _ = self._kept[next(iter(self._kept))]
+            shapes, (variant, _) = next(iter(self._kept.items()))
             variant.end(wait=wait)
-            del self._kept[next(iter(self._kept))]
+            del self._kept[shapes]  # when it has ended, as an interrupted close() comes again
 
     def forked(self) -> None:
         """In the child of a fork: calls of other threads go on in the parent."""

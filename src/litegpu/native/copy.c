@@ -163,7 +163,7 @@ static int run(void *target, const void *source, size_t size, int threads, send_
 
 int litegpu_send_large(void *to, const void *from, size_t bytes, int rounded, send_function send, uint64_t device,
                        void *stream) {
-  int error = run(to, from, bytes, pool.processors < HELPERS + 1 ? pool.processors : HELPERS + 1, send, device, stream, rounded);
+  int error = run(to, from, bytes, HELPERS + 1, send, device, stream, rounded);
   return error == INFINITE ? 0 : error;
 }
 
