@@ -350,7 +350,7 @@ for thread in threads:
 
 def test_it_is_counted(library: native.NativeLibrary) -> None:
     before = library.counts()
-    assert list(before) == ["asked", "stolen", "slept", "rested"]
+    assert list(before) == ["asked", "stolen", "slept", "rested", "lent"]
 
     def work() -> None:
         for _ in range(300):

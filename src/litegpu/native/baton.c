@@ -15,6 +15,12 @@
    kept, after a GLANCE, and then the more seldom the longer it has been, up to LAST_GLANCE, until it is GRACE past its
    end. Who was woken for a turn that another one got, and keeps, sleeps on in front of the others.
 
+   While the device works, who keeps the turn lends it to the first in the queue, if that is of the same kind: it is woken
+   on this processor, as above, the lender falls asleep in front of the others, and gets the turn back when that one lends
+   it in its turn. So two threads take turns on one processor, whose turns in this sense last as long as any. What such a
+   change takes is known from those before it, and where that is not less than what the device still takes, nobody lends,
+   but for one in PROBE calls, to see whether it is still so.
+
    Nothing here decides who holds Python's lock: Python does, and what is known of it here is a guess. It may be wrong
    without harm but for time: code that knows nothing of turns takes the lock and lets go of it (a sleep, a file, the end
    of a thread). So all waits end:
@@ -60,6 +66,10 @@
 #define LONG (100 * US)
 #define REST (60 * US)
 #define SLOW_SAVE (3 * US / 2)
+#define FIRST_CHANGE (5 * US) /* what lending the turn is taken to cost before it has been seen */
+#define LEARNT (US / 4)       /* by how much more or less once it has */
+#define LEAST_GAIN (2 * US)
+#define PROBE 512
 
 /* The turn: a number that grows with every change, times four, and what it is. */
 enum { FREE, ASKING, HELD, RESTING, STATES = 4 };
@@ -69,6 +79,8 @@ typedef struct sleeper {
   struct sleeper *next;
   _Atomic uint32_t state;
   pid_t thread;
+  int is_alike; /* its call is short, and it works between its calls: the turn may be lent to it */
+  int64_t lent; /* when it was, or 0 */
   int is_moved; /* to `here`, the processor of who woke it, until it runs; it may run on `processors` */
   cpu_set_t here, processors;
 } sleeper;
@@ -87,6 +99,8 @@ static struct {
   _Atomic int asleep;     /* in the queue */
   _Atomic int waking;     /* out of the queue, and not awake yet */
   _Atomic int others;     /* who wait for the turn, and would not keep it or were woken for one in vain */
+  _Atomic int64_t change; /* nanoseconds from where a thread lends the turn until another one has it */
+  _Atomic unsigned kept;  /* how often it was not lent, as that takes longer */
   pthread_mutex_t lock;   /* of the queue */
   sleeper *first, **last;
   int processors;
@@ -97,6 +111,7 @@ static struct {
    processor then, else -1. */
 static _Thread_local int is_short, is_idle, has_looked;
 static _Thread_local int hands_over; /* its turn has ended, and who is next wakes up when this call has */
+static _Thread_local int64_t began;  /* when the turn began that it has, or has lent */
 static _Thread_local int64_t was_here, had_used = -1;
 
 static _Atomic int64_t counts[COUNTS];
@@ -122,11 +137,12 @@ static int pass(uint64_t turn, int state) {
   return atomic_compare_exchange_strong(&baton.turn, &turn, (turn / STATES + 1) * STATES + (unsigned)state);
 }
 
-/* Ask Python, as the turn says that one does, and say that we have the lock then. */
-static void ask(void *state) {
+/* Ask Python, as the turn says that one does, and say that we have the lock then. `again`: it is a turn that was lent. */
+static void ask(void *state, int again) {
   python.restore(state);
   uint64_t turn = atomic_load(&baton.turn);
-  atomic_store_explicit(&baton.since, litegpu_now(), memory_order_relaxed);
+  if (!again) began = litegpu_now();
+  atomic_store_explicit(&baton.since, began, memory_order_relaxed);
   atomic_store_explicit(&baton.patience, is_idle ? SHORT_PATIENCE : PATIENCE, memory_order_relaxed);
   while (!atomic_compare_exchange_weak(&baton.turn, &turn, (turn / STATES + 1) * STATES + HELD)) {}
 }
@@ -164,15 +180,15 @@ static void nudge(void) {
   }
 }
 
-/* Have a sleeper wake up on the processor that we are on, where it may be. */
-static void move_here(sleeper *one) {
+/* Have a sleeper wake up on the processor that we are on, where it may be: whether it will. */
+static int move_here(sleeper *one) {
   int here = sched_getcpu();
-  if (here < 0 || here >= CPU_SETSIZE) return;
-  if (sched_getaffinity(one->thread, sizeof one->processors, &one->processors)) return;
-  if (!CPU_ISSET(here, &one->processors)) return;
+  if (here < 0 || here >= CPU_SETSIZE) return 0;
+  if (sched_getaffinity(one->thread, sizeof one->processors, &one->processors)) return 0;
+  if (!CPU_ISSET(here, &one->processors)) return 0;
   CPU_ZERO(&one->here);
   CPU_SET(here, &one->here);
-  one->is_moved = sched_setaffinity(one->thread, sizeof one->here, &one->here) == 0;
+  return one->is_moved = sched_setaffinity(one->thread, sizeof one->here, &one->here) == 0;
 }
 
 /* We run: from now on anywhere that we might before, unless somebody has had another wish meanwhile. */
@@ -183,16 +199,33 @@ static void move_freely(const sleeper *own) {
   }
 }
 
+/* With the lock: join the queue, in front of all others or behind them. */
+static void line_up(sleeper *own, int ahead) {
+  own->next = ahead ? baton.first : NULL;
+  if (own->next == NULL) {
+    *baton.last = own;
+    baton.last = &own->next;
+  } else {
+    baton.first = own;
+  }
+  atomic_fetch_add(&baton.asleep, 1);
+}
+
+/* With the lock: take the first one out, who is about to wake up. */
+static void call_up(sleeper *one) {
+  baton.first = one->next;
+  if (baton.first == NULL) baton.last = &baton.first;
+  atomic_fetch_sub(&baton.asleep, 1);
+  atomic_fetch_add(&baton.waking, 1);
+}
+
 /* Wake the eldest sleeper, if there is one. `here`: on the processor that we are on, which we are about to leave. */
 static void wake(int here) {
   pthread_mutex_lock(&baton.lock);
   sleeper *one = baton.first;
   if (one != NULL) {
     if (here) move_here(one);
-    baton.first = one->next;
-    if (baton.first == NULL) baton.last = &baton.first;
-    atomic_fetch_sub(&baton.asleep, 1);
-    atomic_fetch_add(&baton.waking, 1);
+    call_up(one);
     atomic_store(&one->state, WOKEN);
     futex(&one->state, FUTEX_WAKE, 1, 0); /* in the lock: afterwards it may be gone */
     nudge();
@@ -218,39 +251,38 @@ static int is_first(const sleeper *own) {
   return first;
 }
 
-/* Until somebody wakes us, or nothing changes for NAP, but not past `last`. `ahead`: in front of all others. */
-static void fall_asleep(int ahead, int64_t last) {
-  sleeper own = {.state = ASLEEP, .thread = (pid_t)syscall(SYS_gettid)};
-  count(SLEPT);
-  pthread_mutex_lock(&baton.lock);
-  own.next = ahead ? baton.first : NULL;
-  if (own.next == NULL) {
-    *baton.last = &own;
-    baton.last = &own.next;
-  } else {
-    baton.first = &own;
-  }
-  atomic_fetch_add(&baton.asleep, 1);
-  pthread_mutex_unlock(&baton.lock);
+/* In the queue, until somebody wakes us, or nothing changes for NAP, but not past `last`. When the turn was lent to us, or
+   0. */
+static int64_t sleep_on(sleeper *own, int64_t last) {
   uint64_t seen = atomic_load(&baton.turn);
   int64_t now, end = litegpu_now() + NAP;
-  while (atomic_load(&own.state) != WOKEN) {
+  while (atomic_load(&own->state) != WOKEN) {
     uint64_t turn = atomic_load(&baton.turn);
     now = litegpu_now();
     if (turn != seen) seen = turn, end = now + NAP;
     if (now >= end || now >= last) break;
     uint32_t nudged = NUDGED;
-    atomic_compare_exchange_strong(&own.state, &nudged, ASLEEP);
-    int first = is_first(&own);
+    atomic_compare_exchange_strong(&own->state, &nudged, ASLEEP);
+    int first = is_first(own);
     /* Who let go before we were in the queue has woken nobody, and if nobody is awake, nobody will. */
     if (first && atomic_load(&baton.awake) + atomic_load(&baton.waking) == 0 && !is_kept(now)) break;
-    futex(&own.state, FUTEX_WAIT, ASLEEP, first && end - now > glance(now) ? glance(now) : end - now);
+    futex(&own->state, FUTEX_WAIT, ASLEEP, first && end - now > glance(now) ? glance(now) : end - now);
   }
   pthread_mutex_lock(&baton.lock);
-  if (own.state != WOKEN) take_out(&own);
+  if (own->state != WOKEN) take_out(own);
   pthread_mutex_unlock(&baton.lock);
-  if (own.is_moved) move_freely(&own);
-  if (own.state == WOKEN) atomic_fetch_sub(&baton.waking, 1);
+  if (own->is_moved) move_freely(own);
+  if (own->state == WOKEN) atomic_fetch_sub(&baton.waking, 1);
+  return own->lent;
+}
+
+static int64_t fall_asleep(int ahead, int is_alike, int64_t last) {
+  sleeper own = {.state = ASLEEP, .thread = (pid_t)syscall(SYS_gettid), .is_alike = is_alike};
+  count(SLEPT);
+  pthread_mutex_lock(&baton.lock);
+  line_up(&own, ahead);
+  pthread_mutex_unlock(&baton.lock);
+  return sleep_on(&own, last);
 }
 
 /* Wait awake for the turn, for `most` at the longest, or until somebody keeps it; whether we may ask Python. */
@@ -295,44 +327,98 @@ static void begin_call(int64_t now) {
   is_idle = before >= 0 && had_used >= 0 && 2 * (had_used - before) < away;
 }
 
-void litegpu_come_back(void *state) {
-  uint64_t turn = atomic_load_explicit(&baton.turn, memory_order_acquire);
-  int other = !is_short, over = hands_over && atomic_load(&baton.asleep) > 0 && atomic_load(&baton.waking) == 0;
-  is_short = hands_over = 0;
-  if (!over && turn % STATES == FREE && pass(turn, ASKING)) {
-    ask(state);
-    end_call();
-    return;
-  }
-  atomic_fetch_add(&baton.others, other);
-  int most = baton.processors > 11 ? 4 : baton.processors > 3 ? 2 : 1, woken = 0;
-  int64_t now = litegpu_now(), last = now + MOST_SLEEP, end = now + LONGEST;
-  if (over) {
-    atomic_store(&baton.woke, now);
-    wake(1);
-    fall_asleep(0, last);
-    woken = 1;
-    end = litegpu_now() + LONGEST;
-  }
+/* How long it took until a turn that was lent was there. */
+static void learn(int64_t lent) {
+  int64_t before = atomic_load(&baton.change), took = litegpu_now() - lent;
+  atomic_store(&baton.change, before + within(-LEARNT, took - before, LEARNT));
+}
+
+/* What is known of a thread that waits for the turn. */
+typedef struct waiting {
+  int other;    /* it would not keep the turn, or was woken for one in vain */
+  int woken;    /* it was in the queue */
+  int again;    /* it has lent the turn */
+  int64_t last; /* when it asks Python in any case */
+  int64_t lent; /* when the turn was lent to it, or 0 */
+} waiting;
+
+/* Awake for a while, or asleep, until the turn is ours, and then ask Python. */
+static void wait_for_turn(void *state, waiting own) {
+  int most = baton.processors > 11 ? 4 : baton.processors > 3 ? 2 : 1, is_alike = !own.other && !is_idle;
+  int64_t now, end = litegpu_now() + LONGEST;
   while ((now = litegpu_now()) < end) {
-    int room = (atomic_fetch_add(&baton.awake, 1) < most || woken) && litegpu_awake();
-    int found = room && watch(woken ? LONGEST : PATIENCE);
+    int room = (atomic_fetch_add(&baton.awake, 1) < most || own.woken) && litegpu_awake();
+    int found = room && watch(own.woken ? LONGEST : PATIENCE);
     if (room) litegpu_sleepy();
     atomic_fetch_sub(&baton.awake, 1);
-    if (found || now > last) break;
-    if (!woken || is_kept(litegpu_now())) {
-      if (woken && !other) other = 1, atomic_fetch_add(&baton.others, 1);
-      fall_asleep(woken, last);
-      woken = 1;
+    if (found || now > own.last) break;
+    if (!own.woken || is_kept(litegpu_now())) {
+      if (own.woken && !own.other) own.other = 1, atomic_fetch_add(&baton.others, 1);
+      own.lent = fall_asleep(own.woken, is_alike, own.last);
+      own.woken = 1;
       end = litegpu_now() + LONGEST;
     } else if (!room) {
       break;
     }
   }
   count(ASKED);
-  ask(state);
-  atomic_fetch_sub(&baton.others, other);
+  ask(state, own.again);
+  if (own.lent != 0) learn(own.lent);
+  atomic_fetch_sub(&baton.others, own.other);
   end_call();
+}
+
+void litegpu_come_back(void *state) {
+  uint64_t turn = atomic_load_explicit(&baton.turn, memory_order_acquire);
+  waiting own = {.other = !is_short};
+  int over = hands_over && atomic_load(&baton.asleep) > 0 && atomic_load(&baton.waking) == 0;
+  is_short = hands_over = 0;
+  if (!over && turn % STATES == FREE && pass(turn, ASKING)) {
+    ask(state, 0);
+    end_call();
+    return;
+  }
+  atomic_fetch_add(&baton.others, own.other);
+  int64_t now = litegpu_now();
+  own.last = now + MOST_SLEEP;
+  if (over) {
+    atomic_store(&baton.woke, now);
+    wake(1);
+    own.lent = fall_asleep(0, !own.other && !is_idle, own.last);
+    own.woken = 1;
+  }
+  wait_for_turn(state, own);
+}
+
+/* Whether it is worth while to lend the turn for so long. */
+static int pays(int64_t idle) {
+  if (idle <= LEAST_GAIN) return 0;
+  return idle > atomic_load(&baton.change) + LEAST_GAIN || atomic_fetch_add(&baton.kept, 1) % PROBE == PROBE - 1;
+}
+
+int litegpu_lend(int64_t idle) {
+  uint64_t turn = atomic_load_explicit(&baton.turn, memory_order_relaxed);
+  if (!is_short || is_idle || turn % STATES != HELD || atomic_load(&baton.asleep) == 0) return 0;
+  if (atomic_load(&baton.awake) + atomic_load(&baton.waking) + atomic_load(&baton.others) > 0 || !pays(idle)) return 0;
+  sleeper own = {.state = ASLEEP, .thread = (pid_t)syscall(SYS_gettid), .is_alike = 1};
+  pthread_mutex_lock(&baton.lock);
+  sleeper *one = baton.first;
+  if (one == NULL || !one->is_alike || !move_here(one)) {
+    pthread_mutex_unlock(&baton.lock);
+    return 0;
+  }
+  count(LENT);
+  call_up(one);
+  line_up(&own, 1);
+  one->lent = litegpu_now();
+  void *state = python.save();
+  pass(turn, FREE);
+  atomic_store(&one->state, WOKEN);
+  futex(&one->state, FUTEX_WAKE, 1, 0); /* in the lock: afterwards it may be gone */
+  pthread_mutex_unlock(&baton.lock);
+  int64_t last = litegpu_now() + MOST_SLEEP, lent = sleep_on(&own, last);
+  wait_for_turn(state, (waiting){.woken = 1, .again = 1, .last = last, .lent = lent});
+  return 1;
 }
 
 void *litegpu_leave(void) {
@@ -363,6 +449,7 @@ static int keeps(int64_t now) {
   if (turn % STATES == ASKING) return 0;
   atomic_store_explicit(&baton.beat, now, memory_order_relaxed);
   if (turn % STATES != HELD) {
+    began = now;
     atomic_store_explicit(&baton.since, now, memory_order_relaxed);
     return pass(turn, HELD);
   }
@@ -387,6 +474,7 @@ void litegpu_baton_start(int processors) {
   baton.last = &baton.first;
   baton.processors = processors;
   baton.patience = PATIENCE;
+  baton.change = FIRST_CHANGE;
 }
 
 PUBLIC void litegpu_counts(int64_t found[COUNTS]) {

@@ -62,8 +62,9 @@ static int looked(call *own) {
   return done ? SUCCESS : NOT_READY;
 }
 
-/* `state`: of who keeps Python's lock, NULL; that is let go of where it takes longer than was expected. */
-static int waited(call *own, void **state) {
+/* `state`: of who keeps Python's lock, NULL; that is let go of where it takes longer than was expected. `lent`: it was lent
+   meanwhile, so that this says nothing of how long the device takes. */
+static int waited(call *own, void **state, int lent) {
   int64_t begin = litegpu_now(), passed = 0;
   int awake = litegpu_awake(), error;
   while ((error = looked(own)) == NOT_READY && passed < own->spin) {
@@ -78,7 +79,7 @@ static int waited(call *own, void **state) {
   }
   if (awake) litegpu_sleepy();
   if (error == NOT_READY) error = own->query(own->stream);
-  own->waited = litegpu_now() - begin;
+  if (!lent) own->waited = litegpu_now() - begin;
   return error;
 }
 
@@ -169,7 +170,8 @@ static object *called(object *self, object *const *arrays, ptrdiff_t count, int 
     int error = own->push(own->context);
     if (error == SUCCESS) {
       if (first) error = begun(own, views);
-      if (error == SUCCESS) error = waited(own, &state);
+      int lent = error == SUCCESS && state == NULL && litegpu_lend(own->waited);
+      if (error == SUCCESS) error = waited(own, &state, lent);
       own->pop(&popped);
     }
     result = error == NOT_READY ? NOT_DONE : error != SUCCESS ? -error : ended(own, views);

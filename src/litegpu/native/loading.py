@@ -19,7 +19,7 @@ _PYTHON = (
     "PyLong_FromLong", "PyLong_FromVoidPtr", "PyLong_AsVoidPtr", "PyCFunction_NewEx", "Py_DecRef",
 )  # fmt: skip
 #: What litegpu_counts() counts.
-_COUNTS = ("asked", "stolen", "slept", "rested")
+_COUNTS = ("asked", "stolen", "slept", "rested", "lent")
 
 
 class NativeLibrary:
@@ -40,7 +40,7 @@ class NativeLibrary:
             "copy", ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p,
             ctypes.c_uint64, ctypes.c_void_p, ctypes.c_int,
         )  # fmt: skip
-        self._work = self.function("work", None, ctypes.c_int64, ctypes.c_int)
+        self._work = self.function("work", None, ctypes.c_int64, ctypes.c_int, ctypes.c_int)
         self._begin()
         fork.follow(self)
 
@@ -58,13 +58,14 @@ class NativeLibrary:
         made = self.function("call", ctypes.py_object, ctypes.c_void_p, ctypes.c_int)
         return made(ctypes.addressof(call), 1), made(ctypes.addressof(call), 0)
 
-    def work(self, nanoseconds: int, keeps: bool = False) -> None:
-        """Compute for so long, without Python's lock; `keeps`: with it where that is quicker, as a short call does."""
-        self._work(nanoseconds, keeps)
+    def work(self, nanoseconds: int, keeps: bool = False, lends: bool = False) -> None:
+        """Wait awake for so long, without Python's lock; `keeps`: with it where that is quicker, as a short call does;
+        `lends`: another thread of this kind may have it meanwhile."""
+        self._work(nanoseconds, keeps, lends)
 
     def counts(self) -> dict[str, int]:
         """How often threads asked Python for its lock after they had waited for the turn, did so as one turn lasted
-        long, fell asleep, and let others in, since the process began."""
+        long, fell asleep, let others in, and lent the turn, since the process began."""
         found = (ctypes.c_int64 * len(_COUNTS))()
         self._counts(found)
         return dict(zip(_COUNTS, found, strict=True))

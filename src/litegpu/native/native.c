@@ -14,11 +14,12 @@ PUBLIC int litegpu_start(const struct python *functions, size_t size, int proces
   return 0;
 }
 
-/* Compute for so many nanoseconds, as a native call does: without Python's lock, or with it if `keeps` and turns allow.
-   With Python's lock held. */
-PUBLIC void litegpu_work(int64_t nanoseconds, int keeps) {
+/* Wait awake for so many nanoseconds, as a native call does for the device: without Python's lock, or with it if `keeps`
+   and turns allow; `lends`: another one may have it meanwhile. With Python's lock held. */
+PUBLIC void litegpu_work(int64_t nanoseconds, int keeps, int lends) {
   void *state = keeps && litegpu_keep(nanoseconds) ? NULL : litegpu_leave();
   int64_t begin = litegpu_now();
+  if (state == NULL && lends) litegpu_lend(nanoseconds);
   while (litegpu_now() - begin < nanoseconds) litegpu_relax();
   if (state != NULL) litegpu_come_back(state);
 }
