@@ -117,14 +117,14 @@ class Background:
 
     def __init__(self) -> None:
         self._jobs: SimpleQueue[tuple[Callable[[], None], InferenceFuture[None]] | None] | None = None
-        self._running: InferenceFuture[None] | None = None
+        self.running: InferenceFuture[None] | None = None  # as far as settle() has not waited for it
         self._thread: threading.Thread | None = None
 
     def start(self, work: Callable[[], None]) -> InferenceFuture[None]:
         """The future of `work`, which begins when what is running is done."""
         self.settle()
         future: InferenceFuture[None] = InferenceFuture()
-        self._running = future
+        self.running = future
         try:
             self._begun().put((work, future))
         except BaseException:
@@ -134,11 +134,11 @@ class Background:
 
     def settle(self) -> None:
         """Wait until nothing runs. Whether it failed is for those to know who have the future."""
-        running = self._running
+        running = self.running
         if running is None or threading.get_ident() == running.worker or threading.current_thread() is self._thread:
             return
         running.wait()
-        self._running = None
+        self.running = None
 
     def close(self, *, wait: bool = True) -> None:
         """End the thread, when what is running is done, and without `wait` do not wait for that; may be called
@@ -155,7 +155,7 @@ class Background:
 
     def forked(self) -> None:
         """In the child of a fork: the thread is in the parent alone, and so is what it does."""
-        running, self._running, self._jobs, self._thread = self._running, None, None, None
+        running, self.running, self._jobs, self._thread = self.running, None, None, None
         if running is not None and not running.done():
             running._condition = threading.Condition()  # the thread may have held its lock
             running.set_exception(

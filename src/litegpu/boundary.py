@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FunctionType
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, NoReturn, ParamSpec, TypeVar, cast
 
 from litegpu.errors import InvokeError, LiteGpuError, ModelError, OptionError, TensorError, WrongTypeError, blame
 
@@ -66,16 +66,23 @@ def _typed(method: Callable[..., Any], wrong: type[LiteGpuError]) -> Callable[..
     def typed(*args: Any, **kwargs: Any) -> Any:
         try:
             return method(*args, **kwargs)
-        except LiteGpuError:
-            raise
-        except (RuntimeError, MemoryError) as error:
-            raise _blamed(InvokeError(str(error) or type(error).__name__), error) from error
-        except _WRONG_VALUES as error:
-            raise _blamed(wrong(f"{type(error).__name__}: {error}"), error) from error
-        except (TypeError, AttributeError) as error:
-            raise _blamed(WrongTypeError(f"{method.__name__}(): {error}"), error) from error
+        except Exception as error:
+            raise_typed(error, method.__name__, wrong)
 
     return typed
+
+
+def raise_typed(error: Exception, name: str, wrong: type[LiteGpuError] = TensorError) -> NoReturn:
+    """Raise what typed_errors has in place of an error that has left a method of this name."""
+    if isinstance(error, LiteGpuError):
+        raise error
+    if isinstance(error, (RuntimeError, MemoryError)):
+        raise _blamed(InvokeError(str(error) or type(error).__name__), error) from error
+    if isinstance(error, _WRONG_VALUES):
+        raise _blamed(wrong(f"{type(error).__name__}: {error}"), error) from error
+    if isinstance(error, (TypeError, AttributeError)):
+        raise _blamed(WrongTypeError(f"{name}(): {error}"), error) from error
+    raise error
 
 
 def _blamed(found: LiteGpuError, error: Exception) -> LiteGpuError:

@@ -242,9 +242,12 @@ class Interpreter:
 
     def _settle(self) -> None:
         """Wait for what runs in the background."""
-        self._background.settle()
-        self._engine.settle()
-        self._entries.settle()
+        if self._background.running is not None:
+            self._background.settle()
+        if self._engine.waits:
+            self._engine.settle()
+        if self._entries.is_used:
+            self._entries.settle()
 
     @exclusive
     def resize_tensor_input(self, input_index: int, tensor_size: Any, strict: bool = False) -> None:

@@ -11,8 +11,10 @@ import functools
 import threading
 import time
 from collections.abc import Callable
+from threading import get_ident
 from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast
 
+from litegpu.boundary import left_alone, raise_typed
 from litegpu.errors import InvokeError
 
 _ADVICE = (
@@ -57,7 +59,10 @@ class Turns:
 
     def setting(self, index: int, is_safe: Callable[[], bool], *, view: bool = False) -> None:
         """This thread writes to an input, or takes a view of it. `is_safe`: whether no view is alive."""
-        cycle = self.mine
+        try:  # as in `mine`: an inference passes here a few times
+            cycle: Cycle = self._cycles.one
+        except AttributeError:
+            cycle = self.mine
         viewer = self._viewer
         if viewer is not None and viewer is not cycle:
             if not is_safe():
@@ -72,20 +77,22 @@ class Turns:
     def beginning(self, cycle: Cycle, *, checked: bool = True) -> None:
         """An inference of the thread that `cycle` belongs to. Raises InvokeError if it would not be on the inputs that
         this thread has set; unless `checked`, as it sets them all."""
-        for index, when in cycle.sets.items() if checked else ():
-            if self._writers[index] is not cycle:
+        writers, ran, sets = self._writers, self._ran, cycle.sets
+        for index in sets if checked else ():
+            if writers[index] is not cycle:
                 raise InvokeError(
                     f"Input tensor {index}, which this thread has set for its inference, was overwritten by another "
                     f"thread. {_ADVICE}"
                 )
-            if self._ran > when and self._runner is not cycle:
+            if ran > sets[index] and self._runner is not cycle:
                 raise InvokeError(
                     "Another thread has run an inference, or resized the model, since this thread set its inputs. "
                     + _ADVICE
                 )
         self.rewriting(cycle)
         cycle.invoked = self._now
-        cycle.read.clear()
+        if cycle.read:
+            cycle.read.clear()
 
     def rewriting(self, cycle: Cycle) -> None:
         """The tensors lose their content."""
@@ -94,7 +101,10 @@ class Turns:
 
     def may_read(self, index: int) -> bool:
         """Whether the value of an output is of this thread's last inference, if it made one and has not read it yet."""
-        cycle = self.mine
+        try:
+            cycle: Cycle = self._cycles.one
+        except AttributeError:
+            cycle = self.mine
         if index not in cycle.read:
             if cycle.invoked and self._runner is not cycle:
                 return False
@@ -103,7 +113,7 @@ class Turns:
 
     def forked(self) -> bool:
         """In the child of a fork: end the call that a thread is in which is not there; whether there was one."""
-        if _OWNER not in self.inside or self.inside[_OWNER] == threading.get_ident():
+        if _OWNER not in self.inside or self.inside[_OWNER] == get_ident():
             return False
         self.inside.clear()
         return True
@@ -131,11 +141,11 @@ S = TypeVar("S", bound=_Shared)
 def alone(turns: Turns, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """`work(...)` while no other thread is inside; raises InvokeError if one is. An interruption leaves nothing locked:
     the owner is a plain value, and between its check and its removal Python looks for no signals."""
-    inside, me = turns.inside, threading.get_ident()
+    inside, me = turns.inside, get_ident()
     outermost = not (_OWNER in inside and inside[_OWNER] == me)
     try:
         if inside.setdefault(_OWNER, me) != me:
-            raise InvokeError(f"This interpreter is in use by another thread at this moment. {_ADVICE}")
+            raise in_use()
         return work(*args, **kwargs)
     finally:
         if outermost and _OWNER in inside and inside[_OWNER] == me:
@@ -144,23 +154,41 @@ def alone(turns: Turns, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs)
 
 def exclusive(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
     """A method that no other thread can be in at the same time, nor in any other such method of the same object: the
-    second one raises InvokeError. Waits for what runs in the background first."""
+    second one raises InvokeError. Waits for what runs in the background first. Its errors are litegpu's
+    (boundary.typed_errors). What alone() does is done here without a call: three of these are an inference."""
+    name = method.__name__
 
+    @left_alone
     @functools.wraps(method)
     def guarded(self: S, *args: P.args, **kwargs: P.kwargs) -> R:
-        self._settle()
-        return alone(self._turns, method, self, *args, **kwargs)
+        try:
+            self._settle()
+            inside, me = self._turns.inside, get_ident()
+            outermost = not (_OWNER in inside and inside[_OWNER] == me)
+            try:
+                if inside.setdefault(_OWNER, me) != me:
+                    raise in_use()
+                return method(self, *args, **kwargs)
+            finally:
+                if outermost and _OWNER in inside and inside[_OWNER] == me:
+                    del inside[_OWNER]
+        except Exception as error:
+            raise_typed(error, name)
 
     return cast("Callable[Concatenate[S, P], R]", guarded)
 
 
+def in_use() -> InvokeError:
+    return InvokeError(f"This interpreter is in use by another thread at this moment. {_ADVICE}")
+
+
 def is_within(turns: Turns) -> bool:
     """Whether this thread is inside."""
-    return turns.inside.get(_OWNER) == threading.get_ident()
+    return turns.inside.get(_OWNER) == get_ident()
 
 
 def wait_until_free(turns: Turns) -> None:
     """Sleep while another thread is inside."""
-    me = threading.get_ident()
+    me = get_ident()
     while turns.inside.get(_OWNER, me) != me:
         time.sleep(1e-3)

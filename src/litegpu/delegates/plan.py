@@ -43,6 +43,7 @@ from litegpu.turns import Turns, alone
 
 log = logging.getLogger("litegpu")
 
+_NONE: frozenset[int] = frozenset()
 ALIGNMENT = 64  # bytes; what GPU uploads and SIMD copies like best
 
 
@@ -102,13 +103,16 @@ class Plan:
 
         Raises PrepareError for a delegate, InvokeError for a CPU partition; nothing stays open then."""
         self._tensors = subgraph.tensors
-        self._inputs = {
+        #: Their memory, by tensor.
+        self.inputs = {
             i: _aligned(self._tensors[i].shape, DTYPES[self._tensors[i].type])
             for i in subgraph.inputs
             if i >= 0 and not self._tensors[i].is_constant
         }
-        self._values: dict[int, np.ndarray] = dict(self._inputs)
+        self._input_bytes: dict[int, np.ndarray] = {}  # the same, flat, once they are written to
+        self._values: dict[int, np.ndarray] = dict(self.inputs)
         self._views: WeakSet[_Memory] = WeakSet()
+        self.gave_views = False  # `viewed` need not be asked otherwise
         self._turns = Turns()
         self._unreachable = False  # in a process that was forked from the one that uses the GPU
         fork.follow(self)
@@ -166,7 +170,7 @@ class Plan:
         """Keep inputs that a single partition reads in that partition's own memory, if it has any for them; or else
         have it take them early, if it does that."""
         states = {state.before for state in self._states}
-        for index, own in self._inputs.items():
+        for index, own in self.inputs.items():
             readers = [step for step in self._steps if index in step.inputs]
             lender = readers[0].kernel if len(readers) == 1 else None
             memory = lender.input_memory(readers[0].inputs.index(index)) if isinstance(lender, LendsInputs) else None
@@ -176,7 +180,7 @@ class Plan:
                     "array of the input's shape and type, or None"
                 )
             if memory is not None and (memory.shape, memory.dtype) == (own.shape, own.dtype):
-                self._inputs[index] = self._values[index] = memory
+                self.inputs[index] = self._values[index] = memory
             elif isinstance(lender, TakesInputs) and own.ndim and index not in states:
                 self._takers[index] = lender, readers[0].inputs.index(index)
 
@@ -195,7 +199,7 @@ class Plan:
     def takes(self, shapes: Mapping[int, tuple[int, ...]]) -> bool:
         """Whether it was made for these shapes of the inputs: a resize may have been interrupted after the official
         interpreter's."""
-        return all(shapes.get(index, memory.shape) == memory.shape for index, memory in self._inputs.items())
+        return all(shapes.get(index, memory.shape) == memory.shape for index, memory in self.inputs.items())
 
     def leave_outputs(self, leave: bool) -> None:
         """Whether outputs that are bound to buffers stay there until they are read."""
@@ -226,30 +230,33 @@ class Plan:
 
     def invoke(self) -> None:
         """One inference from the present input values."""
-        self._check_reach()
+        if self._unreachable:
+            fork.refuse()
         alone(self._turns, self._invoke)
 
     def _invoke(self) -> None:
         values = self._values
         try:
-            self.settle()
-            self._untouched = frozenset()  # after an inference that fails there is no value
+            if self._pending:
+                self.settle()
+            self._untouched = _NONE  # after an inference that fails there is no value
             values.clear()  # drops the views of CPU partitions, which could not run again otherwise
-            values.update(self._inputs)
+            values.update(self.inputs)
             if self._states:
                 self._take_variables()
             for step in self._steps:
-                self.settle()
-                results = step.run([values[i] for i in step.inputs])
-                self._pending.append(step)
-                for index, result in zip(step.outputs, results, strict=True):
-                    values[index] = result
+                if self._pending:
+                    self.settle()
+                results = step.run(list(map(values.__getitem__, step.inputs)))
+                if step.finishing is not None:
+                    self._pending.append(step)
+                values.update(zip(step.outputs, results, strict=True))
             if self._states:
                 self._keep_variables()
         except BaseException:
             self._pending.clear()
             values.clear()
-            values.update(self._inputs)
+            values.update(self.inputs)
             raise
 
     def _take_variables(self) -> None:
@@ -259,7 +266,7 @@ class Plan:
             if there is not None and place is not None and not place.reads(there, tensor):
                 there = None
             if there is None:
-                self._inputs[state.before][...] = self._variables.value(state.key, tensor)
+                self.inputs[state.before][...] = self._variables.value(state.key, tensor)
             elif there.owner is not self:
                 there.settle()
             if place is not None:
@@ -290,19 +297,20 @@ class Plan:
 
     def ran_outside(self) -> None:
         """From now on the only partition may run without invoke(): its outputs are to be asked of its kernel."""
-        self._untouched = frozenset()
+        self._untouched = _NONE
         for index, (kernel, position) in self._given.items():
             self._values.setdefault(index, kernel.results[position])
 
     def set_input(self, index: int, value: Any) -> None:
         """Copy `value`, whose type and shape must be the tensor's own, into an input; raises TensorError."""
-        self._check_reach()
-        if index not in self._inputs:
+        if self._unreachable:
+            fork.refuse()
+        memory = self.inputs.get(index)
+        if memory is None:
             raise TensorError(
                 f"Cannot set tensor: tensor {index} ('{self._tensors[index].name}') is not an input. With delegates "
                 "only inputs can be set."
             )
-        memory = self._inputs[index]
         array = np.asarray(value)
         if array.dtype != memory.dtype:
             raise TensorError(
@@ -324,14 +332,21 @@ class Plan:
                 f"input {index}."
             )
         taker = self._takers.get(index)
-        if taker is not None and not self.viewed:
+        if taker is not None and not (self.gave_views and self.viewed):
             kernel, position = taker
             if kernel.take_input(position, np.ascontiguousarray(array), memory):
                 return
         if array.flags.c_contiguous and array.ndim:
-            copy_bytes(memory.reshape(-1).view(np.uint8), array.reshape(-1).view(np.uint8))
+            copy_bytes(self._bytes_of(index), array.reshape(-1).view(np.uint8))
         else:
             memory[...] = array
+
+    def _bytes_of(self, index: int) -> np.ndarray:
+        """The memory of an input."""
+        found = self._input_bytes.get(index)
+        if found is None:
+            found = self._input_bytes[index] = self.inputs[index].reshape(-1).view(np.uint8)
+        return found
 
     def value(self, index: int) -> np.ndarray:
         """The present value of a tensor, not a copy; raises TensorError if it is not kept."""
@@ -357,14 +372,16 @@ class Plan:
             giver.ensure_readable(position)
         return self._values[index]
 
-    def copy(self, index: int) -> np.ndarray:
-        """The present value of a tensor, as an array of the caller's; raises TensorError if it is not kept."""
-        if index in self._given and index in self._values and index not in self._untouched:
-            self._check_reach()
+    def given(self, index: int) -> np.ndarray | None:
+        """The present value of a tensor, as an array of the caller's, if a kernel hands it out."""
+        giver = self._given.get(index)
+        if giver is None or index not in self._values or index in self._untouched:
+            return None
+        if self._unreachable:
+            fork.refuse()
+        if self._pending:
             self.settle()
-            kernel, position = self._given[index]
-            return kernel.give(position)
-        return self.value(index).copy()
+        return giver[0].give(giver[1])
 
     def _blank(self, index: int) -> np.ndarray:
         tensor = self._tensors[index]
@@ -395,7 +412,7 @@ class Plan:
             return array[()]
         if not (array.flags.writeable and array.flags.c_contiguous):
             array = self._values[index] = np.array(array, order="C")
-        memory = _Memory(array)
+        memory, self.gave_views = _Memory(array), True
         self._views.add(memory)
         return np.asarray(memory)
 
@@ -489,11 +506,12 @@ class _Step:
 
     def finish(self) -> None:
         """Have what run() gave ready."""
-        if self._finishing is not None:
-            self.guarded(self._finishing.finish)
+        if self.finishing is not None:
+            self.guarded(self.finishing.finish)
 
     @functools.cached_property
-    def _finishing(self) -> FinishesLater | None:
+    def finishing(self) -> FinishesLater | None:
+        """What finish() asks."""
         return self.kernel if isinstance(self.kernel, FinishesLater) else None
 
     def guarded(self, work: Callable[[], object]) -> None:

@@ -208,9 +208,10 @@ class Divided(Engine):
     # ------------------------------------------------------------------------------------------------ running
 
     def invoke(self) -> None:
-        if self.plan is not None:
+        plan = self.plan
+        if plan is not None:
             self.ensure_safe()
-            self.plan.invoke()
+            plan.invoke()
             return
         try:
             self._official.invoke()
@@ -232,7 +233,8 @@ class Divided(Engine):
             raise self.translated(error) from None
 
     def is_safe(self) -> bool:
-        return not (self.plan is not None and self.plan.viewed) and super().is_safe()
+        plan = self.plan
+        return not (plan is not None and plan.gave_views and plan.viewed) and super().is_safe()
 
     def reopened(self) -> None:
         shapes = self.input_shapes()
@@ -253,15 +255,20 @@ class Divided(Engine):
     # ------------------------------------------------------------------------------------------------ tensors
 
     def set(self, index: int, value: Any) -> None:
-        if self.plan is not None and self.setup.source.is_computed(index):
-            self.plan.set_input(index, value)
+        plan = self.plan
+        if plan is not None and (index in plan.inputs or self.setup.source.is_computed(index)):
+            plan.set_input(index, value)
         else:
             self._set_official(index, value)
 
     def get(self, index: int, subgraph_index: int) -> Any:
-        is_entry = subgraph_index == self.setup.source.model.entry
-        if self.plan is not None and is_entry and self.setup.source.is_computed(index):
-            return self.plan.copy(index)[()]
+        plan, is_entry = self.plan, subgraph_index == self.setup.source.model.entry
+        if plan is not None and is_entry:
+            given = plan.given(index)
+            if given is not None:
+                return given[()]
+            if self.setup.source.is_computed(index):
+                return plan.value(index).copy()[()]
         tensor = self.setup.source.tensor(index, subgraph_index)
         if tensor is not None and tensor.type is TensorType.STRING and not tensor.is_constant:
             raise TensorError(f"Tensor {index} '{tensor.name}' holds no strings yet; set the inputs and invoke() first")

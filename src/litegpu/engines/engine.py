@@ -52,6 +52,7 @@ class Engine(abc.ABC):
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self._reported = ""  # what `official` has in its reporter, which never forgets
+        self._gave_views = False  # of its tensors, since they were last looked for
 
     @property
     @abc.abstractmethod
@@ -69,6 +70,9 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def invoke(self) -> None:
         """One inference; raises InvokeError."""
+
+    #: Whether settle() may have anything to wait for.
+    waits = False
 
     def settle(self) -> None:
         """Wait for a call of native code that an interruption has left."""
@@ -137,7 +141,9 @@ class Engine(abc.ABC):
 
     def is_safe(self) -> bool:
         """Whether no view of a tensor is alive."""
-        return bool(self.official._safe_to_run())
+        if self._gave_views:
+            self._gave_views = not self.official._safe_to_run()
+        return not self._gave_views
 
     def ensure_safe(self) -> None:
         if not self.is_safe():
@@ -170,6 +176,7 @@ class Engine(abc.ABC):
     def _view_official(self, index: int) -> Any:
         if self.setup.source.has_no_view(index):
             raise TensorError(f"Tensor {index} holds strings or handles, of which there is no view")
+        self._gave_views = True
         try:
             view = self.official.tensor(index)()
         except ValueError as error:
@@ -228,6 +235,8 @@ def resized(setup: Setup, options: OfficialOptions, shapes: Shapes) -> Any:
 
 class Closed:
     """What a closed interpreter has in place of an engine, and of an official interpreter."""
+
+    waits = is_used = False
 
     def __getattr__(self, name: str) -> NoReturn:
         raise InvokeError("The interpreter is closed. Make a new one.")

@@ -31,6 +31,7 @@ class Entries:
         self._on_cpu: dict[int, Shapes] = {}  # shapes in which delegates took nothing
         self._main: Engine | None = None
         self._official: Whole | None = None
+        self.is_used = False  # any of these engines
 
     def engine(self, subgraph: int, values: Mapping[int, Any], main: Engine) -> Engine:
         """What runs a subgraph whose inputs have these values, by tensor; allocated, unless it is `Whole`. `main`: of
@@ -69,8 +70,6 @@ class Entries:
         return divided.setup.announcer.report
 
     def settle(self) -> None:
-        if not self._divided and self._official is None:
-            return  # as nearly always
         for engine in self._engines():
             engine.settle()
 
@@ -96,6 +95,7 @@ class Entries:
 
     def _opened(self, subgraph: int) -> Divided | None:
         if subgraph not in self._divided:
+            self.is_used = True
             self._divided[subgraph] = None if self._undividable(subgraph) else self._open(subgraph)
         return self._divided[subgraph]
 
@@ -122,5 +122,6 @@ class Entries:
         if isinstance(self._main, Whole):
             return self._main
         if self._official is None:
+            self.is_used = True
             self._official = Whole(self._setup, {})
         return self._official

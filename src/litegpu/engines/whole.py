@@ -88,6 +88,8 @@ class Whole(Engine):
             raise self.translated(error) from None
         self._has_run = True
 
+    waits = True
+
     def settle(self) -> None:
         self._patient.settle()
 

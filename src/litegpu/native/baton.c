@@ -17,9 +17,9 @@
 
    While the device works, who keeps the turn lends it to the first in the queue, if that is of the same kind: it is woken
    on this processor, as above, the lender falls asleep in front of the others, and gets the turn back when that one lends
-   it in its turn. So two threads take turns on one processor, whose turns in this sense last as long as any. What such a
-   change takes is known from those before it, and where that is not less than what the device still takes, nobody lends,
-   but for one in PROBE calls, to see whether it is still so.
+   it in its turn. So two threads work by turns on one processor. That pays where the device takes long, and Python little,
+   as what Python has in the caches is driven out; so it is tried: for a WINDOW turns are lent, or not, whichever had more
+   calls in the same time, and every RETRY windows the other one has its chance.
 
    Nothing here decides who holds Python's lock: Python does, and what is known of it here is a guess. It may be wrong
    without harm but for time: code that knows nothing of turns takes the lock and lets go of it (a sleep, a file, the end
@@ -66,10 +66,10 @@
 #define LONG (100 * US)
 #define REST (60 * US)
 #define SLOW_SAVE (3 * US / 2)
-#define FIRST_CHANGE (5 * US) /* what lending the turn is taken to cost before it has been seen */
-#define LEARNT (US / 4)       /* by how much more or less once it has */
-#define LEAST_GAIN (2 * US)
-#define PROBE 512
+#define LEAST_IDLE (3 * US)
+#define WINDOW (20 * MS)
+#define PAUSE (2 * MS)
+#define RETRY 16
 
 /* The turn: a number that grows with every change, times four, and what it is. */
 enum { FREE, ASKING, HELD, RESTING, STATES = 4 };
@@ -80,7 +80,6 @@ typedef struct sleeper {
   _Atomic uint32_t state;
   pid_t thread;
   int is_alike; /* its call is short, and it works between its calls: the turn may be lent to it */
-  int64_t lent; /* when it was, or 0 */
   int is_moved; /* to `here`, the processor of who woke it, until it runs; it may run on `processors` */
   cpu_set_t here, processors;
 } sleeper;
@@ -99,8 +98,6 @@ static struct {
   _Atomic int asleep;     /* in the queue */
   _Atomic int waking;     /* out of the queue, and not awake yet */
   _Atomic int others;     /* who wait for the turn, and would not keep it or were woken for one in vain */
-  _Atomic int64_t change; /* nanoseconds from where a thread lends the turn until another one has it */
-  _Atomic unsigned kept;  /* how often it was not lent, as that takes longer */
   pthread_mutex_t lock;   /* of the queue */
   sleeper *first, **last;
   int processors;
@@ -113,6 +110,14 @@ static _Thread_local int is_short, is_idle, has_looked;
 static _Thread_local int hands_over; /* its turn has ended, and who is next wakes up when this call has */
 static _Thread_local int64_t began;  /* when the turn began that it has, or has lent */
 static _Thread_local int64_t was_here, had_used = -1;
+
+/* Whether turns are lent: what a call takes without and with that, nanoseconds, in the last window of each; of the present
+   one when it began, when its last call was, how many it has had; how many there were. Python's lock is held. */
+static struct {
+  int lends;
+  int64_t took[2], begin, last;
+  unsigned calls, windows;
+} trial;
 
 static _Atomic int64_t counts[COUNTS];
 
@@ -251,9 +256,8 @@ static int is_first(const sleeper *own) {
   return first;
 }
 
-/* In the queue, until somebody wakes us, or nothing changes for NAP, but not past `last`. When the turn was lent to us, or
-   0. */
-static int64_t sleep_on(sleeper *own, int64_t last) {
+/* In the queue, until somebody wakes us, or nothing changes for NAP, but not past `last`. */
+static void sleep_on(sleeper *own, int64_t last) {
   uint64_t seen = atomic_load(&baton.turn);
   int64_t now, end = litegpu_now() + NAP;
   while (atomic_load(&own->state) != WOKEN) {
@@ -273,16 +277,15 @@ static int64_t sleep_on(sleeper *own, int64_t last) {
   pthread_mutex_unlock(&baton.lock);
   if (own->is_moved) move_freely(own);
   if (own->state == WOKEN) atomic_fetch_sub(&baton.waking, 1);
-  return own->lent;
 }
 
-static int64_t fall_asleep(int ahead, int is_alike, int64_t last) {
+static void fall_asleep(int ahead, int is_alike, int64_t last) {
   sleeper own = {.state = ASLEEP, .thread = (pid_t)syscall(SYS_gettid), .is_alike = is_alike};
   count(SLEPT);
   pthread_mutex_lock(&baton.lock);
   line_up(&own, ahead);
   pthread_mutex_unlock(&baton.lock);
-  return sleep_on(&own, last);
+  sleep_on(&own, last);
 }
 
 /* Wait awake for the turn, for `most` at the longest, or until somebody keeps it; whether we may ask Python. */
@@ -327,19 +330,12 @@ static void begin_call(int64_t now) {
   is_idle = before >= 0 && had_used >= 0 && 2 * (had_used - before) < away;
 }
 
-/* How long it took until a turn that was lent was there. */
-static void learn(int64_t lent) {
-  int64_t before = atomic_load(&baton.change), took = litegpu_now() - lent;
-  atomic_store(&baton.change, before + within(-LEARNT, took - before, LEARNT));
-}
-
 /* What is known of a thread that waits for the turn. */
 typedef struct waiting {
   int other;    /* it would not keep the turn, or was woken for one in vain */
   int woken;    /* it was in the queue */
   int again;    /* it has lent the turn */
   int64_t last; /* when it asks Python in any case */
-  int64_t lent; /* when the turn was lent to it, or 0 */
 } waiting;
 
 /* Awake for a while, or asleep, until the turn is ours, and then ask Python. */
@@ -354,7 +350,7 @@ static void wait_for_turn(void *state, waiting own) {
     if (found || now > own.last) break;
     if (!own.woken || is_kept(litegpu_now())) {
       if (own.woken && !own.other) own.other = 1, atomic_fetch_add(&baton.others, 1);
-      own.lent = fall_asleep(own.woken, is_alike, own.last);
+      fall_asleep(own.woken, is_alike, own.last);
       own.woken = 1;
       end = litegpu_now() + LONGEST;
     } else if (!room) {
@@ -363,7 +359,6 @@ static void wait_for_turn(void *state, waiting own) {
   }
   count(ASKED);
   ask(state, own.again);
-  if (own.lent != 0) learn(own.lent);
   atomic_fetch_sub(&baton.others, own.other);
   end_call();
 }
@@ -384,22 +379,31 @@ void litegpu_come_back(void *state) {
   if (over) {
     atomic_store(&baton.woke, now);
     wake(1);
-    own.lent = fall_asleep(0, !own.other && !is_idle, own.last);
+    fall_asleep(0, !own.other && !is_idle, own.last);
     own.woken = 1;
   }
   wait_for_turn(state, own);
 }
 
-/* Whether it is worth while to lend the turn for so long. */
-static int pays(int64_t idle) {
-  if (idle <= LEAST_GAIN) return 0;
-  return idle > atomic_load(&baton.change) + LEAST_GAIN || atomic_fetch_add(&baton.kept, 1) % PROBE == PROBE - 1;
+/* Whether turns are lent at present; once for each call that might. */
+static int lends(void) {
+  int64_t now = litegpu_now(), took;
+  if (now - trial.last > PAUSE) trial.begin = now, trial.calls = 0; /* there was other work, or none */
+  trial.last = now;
+  if (++trial.calls > 1 && (took = now - trial.begin) > WINDOW) {
+    trial.took[trial.lends] = took / (trial.calls - 1);
+    int better = trial.took[0] == 0 ? 0 : trial.took[1] == 0 || trial.took[1] < trial.took[0];
+    trial.lends = ++trial.windows % RETRY == 0 ? !better : better;
+    trial.begin = now, trial.calls = 1;
+  }
+  return trial.lends;
 }
 
 int litegpu_lend(int64_t idle) {
   uint64_t turn = atomic_load_explicit(&baton.turn, memory_order_relaxed);
   if (!is_short || is_idle || turn % STATES != HELD || atomic_load(&baton.asleep) == 0) return 0;
-  if (atomic_load(&baton.awake) + atomic_load(&baton.waking) + atomic_load(&baton.others) > 0 || !pays(idle)) return 0;
+  if (atomic_load(&baton.awake) + atomic_load(&baton.waking) + atomic_load(&baton.others) > 0) return 0;
+  if (idle < LEAST_IDLE || !lends()) return 0;
   sleeper own = {.state = ASLEEP, .thread = (pid_t)syscall(SYS_gettid), .is_alike = 1};
   pthread_mutex_lock(&baton.lock);
   sleeper *one = baton.first;
@@ -410,14 +414,14 @@ int litegpu_lend(int64_t idle) {
   count(LENT);
   call_up(one);
   line_up(&own, 1);
-  one->lent = litegpu_now();
   void *state = python.save();
   pass(turn, FREE);
   atomic_store(&one->state, WOKEN);
   futex(&one->state, FUTEX_WAKE, 1, 0); /* in the lock: afterwards it may be gone */
   pthread_mutex_unlock(&baton.lock);
-  int64_t last = litegpu_now() + MOST_SLEEP, lent = sleep_on(&own, last);
-  wait_for_turn(state, (waiting){.woken = 1, .again = 1, .last = last, .lent = lent});
+  int64_t last = litegpu_now() + MOST_SLEEP;
+  sleep_on(&own, last);
+  wait_for_turn(state, (waiting){.woken = 1, .again = 1, .last = last});
   return 1;
 }
 
@@ -474,7 +478,7 @@ void litegpu_baton_start(int processors) {
   baton.last = &baton.first;
   baton.processors = processors;
   baton.patience = PATIENCE;
-  baton.change = FIRST_CHANGE;
+  memset(&trial, 0, sizeof trial);
 }
 
 PUBLIC void litegpu_counts(int64_t found[COUNTS]) {

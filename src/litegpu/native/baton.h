@@ -19,7 +19,7 @@ void litegpu_come_back(void *state);
 int litegpu_keep(int64_t expected);
 
 /* Where the lock is kept, and nothing is to be done for so many nanoseconds but to wait for the device: lend it to another
-   thread of this kind, if one waits and that takes less. Whether that was done; the lock is there again then. */
+   thread of this kind, if one waits, and more is done that way. Whether it was lent; the lock is there again then. */
 int litegpu_lend(int64_t idle);
 
 /* Nanoseconds of a clock that only goes forward. */

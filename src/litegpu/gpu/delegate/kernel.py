@@ -219,7 +219,8 @@ class GpuKernel:
 
     def invoke(self, inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
         with self._lock:
-            self._follow()
+            if self._attempt is not None:
+                self._follow()
             wanted = self._asked
             if self._ready:  # what nobody has read since
                 wanted = self._asked = tuple(i for i in wanted if i not in self._ready)
@@ -403,8 +404,9 @@ class GpuKernel:
 
     def finish(self) -> None:
         """Wait for the inference that was started, if any, and fill the arrays that invoke() gave."""
-        with self._lock:
-            self._finish()
+        if self._pending:
+            with self._lock:
+                self._finish()
 
     def _finish(self) -> None:
         if not self._pending:
@@ -481,8 +483,13 @@ class GpuKernel:
             return None
         if attempt is not None and attempt.settled and self.program is not attempt.program:
             return None
+        lent = self._lent
+        if lent:
+            inputs = [None if a is lent.get(i) else a for i, a in enumerate(inputs)]
         for array, (shape, dtype) in zip(inputs, self._plain_inputs, strict=True):
-            if type(array) is not np.ndarray or array.shape != shape or array.dtype != dtype:
+            if type(array) is np.ndarray and array.shape == shape and array.dtype == dtype:
+                continue
+            if array is not None or not lent:
                 return None
         try:
             wanted = self._plain_outputs[outputs]
@@ -491,9 +498,6 @@ class GpuKernel:
         if wanted is None:
             return None
         self._stale.update(self._every)
-        lent = self._lent
-        if lent:
-            return caller.call_plain([None if a is lent.get(i) else a for i, a in enumerate(inputs)], wanted)
         return caller.call_plain(inputs, wanted)
 
     def _wanted_plain(self, outputs: Sequence[int]) -> PlainOutputs | None:

@@ -101,7 +101,7 @@ def test_inputs_are_set_in_pinned_memory_and_copied_once() -> None:
             gpu.allocate_tensors()
             assert gpu.plan is not None
             (kernel,) = gpu.plan.kernels
-            assert isinstance(kernel, GpuKernel) and kernel._lent[0] is gpu.plan._inputs[0]
+            assert isinstance(kernel, GpuKernel) and kernel._lent[0] is gpu.plan.inputs[0]
             for value in (-1.5, -2.5):
                 gpu.set_tensor(0, np.full(shape, value, np.float32))
                 gpu.invoke()

@@ -32,7 +32,7 @@ class PlainCalls:
     def __init__(self, parts: SessionParts, launcher: Launcher, registered: Registered, *, passive: bool) -> None:
         """`passive`: waits that are long are not to spin."""
         self._parts, self._launcher, self._registered, self._passive = parts, launcher, registered, passive
-        self._device, self._results = parts.device, parts.results
+        self._device, self._results, self._memory = parts.device, parts.results, parts.memory
         self._calls: list[NativeCall] = []
         ports = list(enumerate(parts.program.inputs))
         self._large = [i for i, port in ports if port.nbytes >= _LEAST_IN_PLACE]
@@ -41,6 +41,11 @@ class PlainCalls:
         self._sent = [i for i, port in ports if (port.nbytes // 2 if i in self._rounded else port.nbytes) > MOST_BYTES]
         self._count = 0
         self._times: Callable[[], dict[str, float]] | None = None  # of the last inference, that nobody has asked for
+
+    @property
+    def waits(self) -> bool:
+        """Whether something is under way, or to be restored, that the session is to wait for first."""
+        return self._launcher.running or self._memory.spoilt
 
     def run(
         self, arrays: Sequence[np.ndarray | None], wanted: PlainOutputs, wait: Callable[[], object]

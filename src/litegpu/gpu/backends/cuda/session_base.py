@@ -168,7 +168,7 @@ class CudaSessionBase:
                 plain = self._plain = self._new_plain()
                 if plain is None:
                     return None
-            if self.launcher.running or self.memory.spoilt:
+            if plain.waits:
                 self._finish()
             found = plain.run(arrays, wanted, self._finish)
             if found is not None:
