@@ -6,6 +6,7 @@ import _thread
 import atexit
 import concurrent.futures
 import contextlib
+import functools
 import gc
 import logging
 import math
@@ -13,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Generator
 from queue import SimpleQueue
 from types import FrameType
@@ -45,8 +47,11 @@ class InferenceFuture(concurrent.futures.Future[R], Generic[R]):
         self.worker: int | None = None  # the thread that it runs in
 
     def result(self, timeout: float | None = None) -> R:
-        self.wait(timeout)
-        return super().result(0)
+        try:
+            self.wait(timeout)
+            return super().result(0)
+        finally:
+            del self  # what it raises has this frame, and belongs to the future
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         self.wait(timeout)
@@ -124,6 +129,7 @@ class Background:
         """The future of `work`, which begins when what is running is done."""
         self.settle()
         future: InferenceFuture[None] = InferenceFuture()
+        future.add_done_callback(functools.partial(_forget, weakref.ref(self)))
         self.running = future
         try:
             self._begun().put((work, future))
@@ -210,6 +216,13 @@ class Patient:
         start = time.perf_counter()
         work()
         self._seconds = time.perf_counter() - start
+
+
+def _forget(background: weakref.ref[Background], done: concurrent.futures.Future[Any]) -> None:
+    """Nothing runs any more: what it raised may have a frame that whatever has the background is in."""
+    its = background()
+    if its is not None and its.running is done:
+        its.running = None
 
 
 _living: WeakSet[Background] = WeakSet()
@@ -314,5 +327,6 @@ def _run(work: Callable[[], None], future: InferenceFuture[None]) -> None:
         work()
     except BaseException as error:
         future.set_exception(error)
+        del future  # likewise
     else:
         future.set_result(None)

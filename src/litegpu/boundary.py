@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FunctionType
-from typing import Any, NoReturn, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 from litegpu.errors import InvokeError, LiteGpuError, ModelError, OptionError, TensorError, WrongTypeError, blame
 
@@ -66,30 +66,28 @@ def _typed(method: Callable[..., Any], wrong: type[LiteGpuError]) -> Callable[..
     def typed(*args: Any, **kwargs: Any) -> Any:
         try:
             return method(*args, **kwargs)
-        except Exception as error:
-            raise_typed(error, method.__name__, wrong)
+        except LiteGpuError:
+            raise
+        except OTHERS as error:
+            raise typed_error(error, method.__name__, wrong) from error
 
     return typed
 
 
-def raise_typed(error: Exception, name: str, wrong: type[LiteGpuError] = TensorError) -> NoReturn:
-    """Raise what typed_errors has in place of an error that has left a method of this name."""
-    if isinstance(error, LiteGpuError):
-        raise error
+def typed_error(error: Exception, name: str, wrong: type[LiteGpuError] = TensorError) -> LiteGpuError:
+    """What typed_errors has in place of one of OTHERS that has left a method of this name."""
     if isinstance(error, (RuntimeError, MemoryError)):
-        raise _blamed(InvokeError(str(error) or type(error).__name__), error) from error
-    if isinstance(error, _WRONG_VALUES):
-        raise _blamed(wrong(f"{type(error).__name__}: {error}"), error) from error
-    if isinstance(error, (TypeError, AttributeError)):
-        raise _blamed(WrongTypeError(f"{name}(): {error}"), error) from error
-    raise error
-
-
-def _blamed(found: LiteGpuError, error: Exception) -> LiteGpuError:
+        found: LiteGpuError = InvokeError(str(error) or type(error).__name__)
+    elif isinstance(error, _WRONG_VALUES):
+        found = wrong(f"{type(error).__name__}: {error}")
+    else:
+        found = WrongTypeError(f"{name}(): {error}")
     nodes = getattr(error, "nodes", ())
     return blame(found, nodes) if nodes else found
 
 
 _WRONG_VALUES = (ValueError, ArithmeticError, LookupError, BufferError, EOFError)
+#: In whose place there is an error of litegpu's, unless they are that already.
+OTHERS = (RuntimeError, MemoryError, *_WRONG_VALUES, TypeError, AttributeError)
 _left_alone: set[Callable[..., Any]] = set()
 _LEFT = frozenset({"__del__", "__reduce__", "__enter__", "__exit__"})

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import numbers
+import operator
 import os
 import sys
 import time
@@ -173,7 +174,10 @@ class Interpreter:
         except InvokeError as error:
             told = self._with_open_sizes(error)
             self._awaits_sizes |= told is not error
-            raise told from error.__cause__
+            try:
+                raise told from error.__cause__
+            finally:
+                del told  # its traceback has this frame
         self._awaits_sizes = False
         for index, value in self._setup.freed.items():
             self._engine.set(index, value)
@@ -278,10 +282,12 @@ class Interpreter:
         """Copy `value` into a tensor. Element type and shape must be the tensor's own; byte order, alignment and
         strides need not. An input that has a value in the file keeps that until it is set. Raises TensorError (a
         ValueError)."""
+        tensor_index = operator.index(tensor_index)
         self._turns.setting(tensor_index, self._engine.is_safe)
         value = native(value)
         freed = self._setup.freed
         if self._setup.source.has_given_inputs and is_given(self.model, tensor_index):
+            self._engine.ensure_safe()
             self._free_input(tensor_index)
         self._engine.set(tensor_index, value)
         if tensor_index in freed:
@@ -291,9 +297,14 @@ class Interpreter:
     def get_tensor(self, tensor_index: int, subgraph_index: int = 0) -> Any:
         """A copy of a tensor's value: an array, or a NumPy scalar for rank 0. What exists only inside a partition
         cannot be read. Raises TensorError (a ValueError)."""
-        if not self._turns.may_read(tensor_index) and subgraph_index == 0 and self._is_result(tensor_index):
+        tensor_index, subgraph_index = operator.index(tensor_index), operator.index(subgraph_index)
+        cycle = self._turns.reading(tensor_index)
+        if cycle is None and subgraph_index == 0 and self._is_result(tensor_index):
             raise lost_results(tensor_index)
-        return self._engine.get(tensor_index, subgraph_index)
+        value = self._engine.get(tensor_index, subgraph_index)
+        if cycle is not None and subgraph_index == 0:
+            cycle.read.add(tensor_index)
+        return value
 
     def _is_result(self, index: int) -> bool:
         return self._setup.source.is_result(index)
@@ -306,11 +317,17 @@ class Interpreter:
 
     @exclusive
     def _view(self, tensor_index: int) -> Any:
+        tensor_index, cycle = operator.index(tensor_index), None
         if tensor_index in self.model.main.inputs:
             self._turns.setting(tensor_index, self._engine.is_safe, view=True)
-        elif not self._turns.may_read(tensor_index) and self._is_result(tensor_index):
-            raise lost_results(tensor_index)
-        return self._engine.view(tensor_index)
+        else:
+            cycle = self._turns.reading(tensor_index)
+            if cycle is None and self._is_result(tensor_index):
+                raise lost_results(tensor_index)
+        view = self._engine.view(tensor_index)
+        if cycle is not None:
+            cycle.read.add(tensor_index)
+        return view
 
     # --------------------------------------------------------------------------------------- memory on the GPU
 

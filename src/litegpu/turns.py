@@ -14,8 +14,8 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast
 
-from litegpu.boundary import left_alone, raise_typed
-from litegpu.errors import InvokeError
+from litegpu.boundary import OTHERS, left_alone, typed_error
+from litegpu.errors import InvokeError, LiteGpuError
 
 _ADVICE = (
     "One interpreter serves one thread at a time: make one for each thread, hold a lock of your own from the first "
@@ -99,17 +99,16 @@ class Turns:
         self._now = self._ran = self._now + 1
         self._runner = cycle
 
-    def may_read(self, index: int) -> bool:
-        """Whether the value of an output is of this thread's last inference, if it made one and has not read it yet."""
+    def reading(self, index: int) -> Cycle | None:
+        """What this thread has done, if the value of an output is of its last inference, where it made one and has not
+        read it yet. Whoever has read it then adds it to what was `read`."""
         try:
             cycle: Cycle = self._cycles.one
         except AttributeError:
             cycle = self.mine
-        if index not in cycle.read:
-            if cycle.invoked and self._runner is not cycle:
-                return False
-            cycle.read.add(index)
-        return True
+        if cycle.invoked and self._runner is not cycle and index not in cycle.read:
+            return None
+        return cycle
 
     def forked(self) -> bool:
         """In the child of a fork: end the call that a thread is in which is not there; whether there was one."""
@@ -155,8 +154,10 @@ def alone(turns: Turns, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs)
 def exclusive(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
     """A method that no other thread can be in at the same time, nor in any other such method of the same object: the
     second one raises InvokeError. Waits for what runs in the background first. Its errors are litegpu's
-    (boundary.typed_errors). What alone() does is done here without a call: three of these are an inference."""
+    (boundary.typed_errors), where others call it. What alone() does is done here without a call: three of these are an
+    inference."""
     name = method.__name__
+    others = () if name.startswith("_") else OTHERS
 
     @left_alone
     @functools.wraps(method)
@@ -172,8 +173,10 @@ def exclusive(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S,
             finally:
                 if outermost and _OWNER in inside and inside[_OWNER] == me:
                     del inside[_OWNER]
-        except Exception as error:
-            raise_typed(error, name)
+        except LiteGpuError:
+            raise
+        except others as error:
+            raise typed_error(error, name) from error
 
     return cast("Callable[Concatenate[S, P], R]", guarded)
 

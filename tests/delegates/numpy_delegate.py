@@ -74,7 +74,7 @@ class NumpyKernel:
         for node in self.partition.nodes:
             arguments = [values[i] for i in node.inputs]
             result = OPERATIONS[node.name](*arguments)
-            values[node.outputs[0]] = ACTIVATIONS[node.options.get("fused_activation_function", 0)](result)
+            values[node.outputs[0]] = np.asarray(ACTIVATIONS[node.options.get("fused_activation_function", 0)](result))
         return [values[i] for i in self.partition.outputs]
 
     def close(self) -> None:

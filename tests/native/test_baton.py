@@ -19,6 +19,8 @@ from litegpu import native
 from litegpu.native import compiling
 
 US = 1000
+#: Whether calls keep the lock, and lend it meanwhile.
+WAYS = [(False, False), (True, False), (True, True)]
 
 
 def compute(units: int) -> int:
@@ -39,7 +41,7 @@ def test_every_thread_finishes(library: native.NativeLibrary, count: int) -> Non
             before = shared["number"]
             compute(20)
             shared["number"] = before + 1  # no other bytecode of ours runs in between but by Python's own switches
-            library.work(i % 7 * 5 * US, i % 3 == 0)
+            library.work(i % 7 * 5 * US, i % 3 == 0, i % 2 == 0)
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(100)
@@ -50,8 +52,8 @@ def test_every_thread_finishes(library: native.NativeLibrary, count: int) -> Non
     assert shared["number"] == rounds * count
 
 
-@pytest.mark.parametrize("keeps", [False, True])
-def test_nobody_starves(library: native.NativeLibrary, keeps: bool) -> None:
+@pytest.mark.parametrize(("keeps", "lends"), WAYS)
+def test_nobody_starves(library: native.NativeLibrary, keeps: bool, lends: bool) -> None:
     """Sixteen threads that want the lock all the time: each one gets it again and again, at least every second (the
     bound is a turn of 10 ms for each of the others and 60 ms, where there are processors to run on)."""
     stop = time.perf_counter() + 4
@@ -61,7 +63,7 @@ def test_nobody_starves(library: native.NativeLibrary, keeps: bool) -> None:
         last = time.perf_counter()
         while last < stop:
             compute(100)
-            library.work(5 * US, keeps)
+            library.work(25 * US if lends else 5 * US, keeps, lends)
             now = time.perf_counter()
             longest[number] = max(longest[number], now - last)
             last = now
@@ -70,9 +72,11 @@ def test_nobody_starves(library: native.NativeLibrary, keeps: bool) -> None:
     assert max(longest) < 1, longest
 
 
-@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize(("keeps", "lends"), WAYS)
 @pytest.mark.parametrize("other", ["computes", "sleeps"])
-def test_beside_threads_that_know_nothing_of_turns(library: native.NativeLibrary, other: str, keeps: bool) -> None:
+def test_beside_threads_that_know_nothing_of_turns(
+    library: native.NativeLibrary, other: str, keeps: bool, lends: bool
+) -> None:
     """They get the lock, and those who take turns as well."""
     stop = time.perf_counter() + 2
     done = {"turns": 0, "other": 0}
@@ -80,7 +84,7 @@ def test_beside_threads_that_know_nothing_of_turns(library: native.NativeLibrary
     def turns() -> None:
         while time.perf_counter() < stop:
             compute(50)
-            library.work(10 * US, keeps)
+            library.work(25 * US if lends else 10 * US, keeps, lends)
             done["turns"] += 1
 
     def beside() -> None:
@@ -214,9 +218,47 @@ def test_processors_that_others_choose_meanwhile(library: native.NativeLibrary) 
     assert len(lost) < 16, lost  # of 64
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no threads that stay on a processor here")
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_a_turn_is_lent_while_the_device_works(library: native.NativeLibrary, count: int) -> None:
+    """Two at a time work by turns, on one processor, from which both go where they like; each gets its share."""
+    everywhere = os.sched_getaffinity(0)
+    done, wrong, order = [0] * count, [], []
+    before = library.counts()["lent"]
+    stop = time.perf_counter() + 1.5
+
+    def work(number: int) -> None:
+        while time.perf_counter() < stop:
+            begin = time.perf_counter()
+            library.work(28 * US, True, True)
+            if time.perf_counter() - begin < 28e-6:  # the lock is back before the device is done
+                wrong.append(number)
+            done[number] += 1
+            order.append(number)
+        if os.sched_getaffinity(0) != everywhere:
+            wrong.append(number)
+
+    race(work, count, 60)
+    assert not wrong
+    assert library.counts()["lent"] - before > 100
+    assert min(done) > max(done) / 8, done
+    lent = [(a, c) for (a, b), (_, c) in pairwise(pairwise(order)) if a != b != c]
+    assert len(lent) > 50 and sum(a == c for a, c in lent) > 0.7 * len(lent)
+
+
 KEPT = """
 #include "baton.c"
 struct python python;
+PUBLIC int lent(int64_t without, int64_t with, int windows) { /* after so many windows in which a call takes so long */
+  litegpu_baton_start(16);
+  int found = 0;
+  for (int i = 0; i < windows; i++) {
+    int64_t call = trial.lends ? with : without;
+    trial.last = litegpu_now(), trial.calls = 1 + 25 * MS / call, trial.begin = trial.last - trial.calls * call;
+    found += lends();
+  }
+  return found;
+}
 PUBLIC int kept(int64_t age, int asleep, int others) {
   litegpu_baton_start(16);
   baton.asleep = asleep, baton.awake = 1, baton.others = others; /* of whom one has been woken */
@@ -241,14 +283,25 @@ def test_how_long_a_turn_is_kept(
     library: native.NativeLibrary, tmp_path: Path, age: int, asleep: int, others: int, kept: bool
 ) -> None:
     """5 ms, or 10 where nobody waits who would not keep one, as every change costs time; not where very many wait."""
-    folder, target = Path(native.__file__).parent, tmp_path / "kept.so"
-    source = tmp_path / "kept.c"
+    assert bool(inner(tmp_path).kept(ctypes.c_int64(age), asleep, others)) == kept
+
+
+@pytest.mark.parametrize(("without", "lending", "least", "most"), [(40, 30, 84, 95), (30, 40, 1, 12), (30, 400, 1, 12)])
+def test_turns_are_lent_where_more_is_done_so(
+    library: native.NativeLibrary, tmp_path: Path, without: int, lending: int, least: int, most: int
+) -> None:
+    """Of a hundred windows; the other way has its chance now and then."""
+    found = inner(tmp_path).lent(ctypes.c_int64(without * US), ctypes.c_int64(lending * US), 100)
+    assert least <= found <= most
+
+
+def inner(folder: Path) -> ctypes.CDLL:
+    """What baton.c keeps to itself."""
+    source, target = folder / "kept.c", folder / "kept.so"
     source.write_text(KEPT)
-    subprocess.run(
-        [*compiling.compiler(), "-O2", "-fPIC", "-shared", f"-I{folder}", str(source), "-o", str(target), "-pthread"],
-        check=True,
-    )
-    assert bool(ctypes.CDLL(str(target)).kept(ctypes.c_int64(age), asleep, others)) == kept
+    options = ["-O2", "-fPIC", "-shared", f"-I{Path(native.__file__).parent}", str(source), "-o", str(target)]
+    subprocess.run([*compiling.compiler(), *options, "-pthread"], check=True)
+    return ctypes.CDLL(str(target))
 
 
 def test_one_that_sleeps_between_short_calls_keeps_nobody_waiting(library: native.NativeLibrary) -> None:

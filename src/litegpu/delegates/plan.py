@@ -180,7 +180,12 @@ class Plan:
                     "array of the input's shape and type, or None"
                 )
             if memory is not None and (memory.shape, memory.dtype) == (own.shape, own.dtype):
-                self.inputs[index] = self._values[index] = memory
+                if not (memory.flags.c_contiguous and memory.flags.writeable):
+                    raise DelegateError(
+                        f"Delegate {readers[0].owner}: input_memory() gave an array that is read-only or not contiguous; "
+                        "it must give one that can be written to in the order of its elements, or None"
+                    )
+                self.inputs[index] = self._values[index] = np.asarray(memory)
             elif isinstance(lender, TakesInputs) and own.ndim and index not in states:
                 self._takers[index] = lender, readers[0].inputs.index(index)
 
@@ -225,8 +230,10 @@ class Plan:
 
     @property
     def viewed(self) -> bool:
-        """Whether an array that view() gave, or a slice of one, is alive."""
-        return len(self._views) > 0
+        """Whether an array that view() gave, or a slice of one, is alive. (An interrupt as one is freed may leave its
+        weak reference.)"""
+        self.gave_views = any(True for _ in self._views)
+        return self.gave_views
 
     def invoke(self) -> None:
         """One inference from the present input values."""
@@ -254,10 +261,14 @@ class Plan:
             if self._states:
                 self._keep_variables()
         except BaseException:
-            self._pending.clear()
-            values.clear()
-            values.update(self.inputs)
+            self._drop_values()
             raise
+
+    def _drop_values(self) -> None:
+        """After an inference that has failed."""
+        self._pending.clear()
+        self._values.clear()
+        self._values.update(self.inputs)
 
     def _take_variables(self) -> None:
         for state in self._states:
@@ -332,9 +343,11 @@ class Plan:
                 f"input {index}."
             )
         taker = self._takers.get(index)
-        if taker is not None and not (self.gave_views and self.viewed):
+        if taker is not None:
             kernel, position = taker
-            if kernel.take_input(position, np.ascontiguousarray(array), memory):
+            if self.gave_views and self.viewed:
+                kernel.return_inputs()  # what it has taken before would stand for what is set now
+            elif kernel.take_input(position, np.ascontiguousarray(array), memory):
                 return
         if array.flags.c_contiguous and array.ndim:
             copy_bytes(self._bytes_of(index), array.reshape(-1).view(np.uint8))
@@ -397,7 +410,7 @@ class Plan:
             try:
                 self._pending[-1].finish()
             except Exception:
-                self._pending.pop()
+                self._drop_values()
                 raise
             self._pending.pop()  # not before: an interrupted finish() is to be repeated
 

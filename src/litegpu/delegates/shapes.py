@@ -157,7 +157,10 @@ def _asked(
             except InvokeError:
                 pass
     if not cpu.is_unresolved(str(refusal)):
-        raise refusal
+        try:
+            raise refusal
+        finally:
+            del refusal  # its traceback has this frame
     main = model.main
     changed = [t for t in operator.inputs if t in shapes and shapes[t] != main.tensors[t].shape]
     if not changed:

@@ -192,19 +192,28 @@ class GpuKernel:
     def take_input(self, i: int, array: np.ndarray, own: np.ndarray) -> bool:
         """See protocol.TakesInputs."""
         with self._lock:
-            self._taken.pop(i, None)
-            if self._caller is not None or self._keeper is None or self.wait is WaitType.DO_NOT_WAIT:
-                return False
-            port = self.program.inputs[i]
-            if ("input", i) in self.bound or any(self._parted[i : i + 1]) or array.dtype != NUMPY[port.dtype]:
+            if not self._takes(i, array):
+                self._return_inputs()
                 return False
             try:
+                self._taken.pop(i, None)
                 self._follow()
                 self.session.write(i, array)
             except DeviceError:
                 return False  # invoke() says so
+            except BaseException:  # an interrupt: half of it may have been written
+                own[...] = array
+                raise
             self._taken[i] = own
             return True
+
+    def _takes(self, i: int, array: np.ndarray) -> bool:
+        """Whether the session may have input `i` from now on."""
+        if self._caller is not None or self._keeper is None or self.wait is WaitType.DO_NOT_WAIT:
+            return False
+        if ("input", i) in self.bound or any(self._parted[i : i + 1]):
+            return False
+        return array.dtype == NUMPY[self.program.inputs[i].dtype]
 
     def return_inputs(self) -> None:
         """See protocol.TakesInputs."""
@@ -399,6 +408,7 @@ class GpuKernel:
         """Have output `i` of the last inference in its array."""
         with self._lock:
             self._finish()
+            self._ready.pop(i, None)  # from now on the array has it, and may be written to
             if i in self._stale:
                 self._read(i)
 
