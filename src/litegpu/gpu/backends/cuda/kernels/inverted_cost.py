@@ -211,8 +211,9 @@ def _ways(shape: InvertedShape, width: int) -> list[tuple[int, int]]:
 def cost(shape: InvertedShape, block: InvertedBlock, capability: int, units: int) -> float:
     """Estimated microseconds on a device of that compute capability with `units` multiprocessors: instructions,
     products of tensor cores and bytes of shared memory of all workgroups, of which the longest hides most of the
-    others; beside that what a workgroup waits for, by itself; and what the memory takes. (Fitted to 270 measurements of
-    30 layers on an H200: the first choice takes 2% longer than the best one on average.)"""
+    others; beside that what a workgroup waits for, by itself; and what the memory takes. Many warps wait for each other
+    between two stages, and parts expand places that others expand as well. (Fitted to 250 measurements of 18 layers on an
+    H200, most of them at batch 64: the first choice takes 3% longer than the best one on average.)"""
     units = units or USUAL_UNITS
     (kh, kw), down = shape.window, shape.stride[0]
     out_h, out_w = shape.out_size
@@ -234,13 +235,15 @@ def cost(shape: InvertedShape, block: InvertedBlock, capability: int, units: int
     issued += unit * (loads + products + projected + stored + 8) + slices * eights / 2 * 10.7 * kh * kw
     multiplied = 11.3 * (expanded * steps * eights + unit * (products + projected))
     shared = 2.07 * (expanded * (steps * 4 + eights * 2) + unit * loads * 4)
-    working = math.hypot(1.5 * issued, multiplied, shared) * block.warps / 4 + tiles * shape.depth / 4
+    working = math.hypot(1.1 * issued, multiplied, shared) * block.warps / 4 + tiles * shape.depth / 4
     chain = expanded * (104 + eights * (5.8 + 3.7 * first) + steps * 33)
     chain += unit * (150 + 6.2 * products / block.rows + 43 * block.rows) + slices * eights * 96
-    alone = 670 + chain + slices * 372 * (0.6 if block.buffers > 1 else 1)
+    alone = 650 + chain + slices * 355 * (0.6 if block.buffers > 1 else 1)
     share = -(-groups // units)
-    waves = max(1.0, groups / units / min(block.resident(shape, capability), share)) ** 0.87
-    computing = ((share * working) ** 1.4 + (waves * alone) ** 1.4) ** (1 / 1.4) / CYCLES
+    waves = max(1.0, groups / units / min(block.resident(shape, capability), share)) ** 1.08
+    together = 1 + 0.13 * max(0, block.warps - 7) / 7
+    computing = ((share * working) ** 1.4 + (waves * alone) ** 1.4) ** (1 / 1.4) / CYCLES * together
+    computing *= 1.11 if block.parts > 1 else 1
     written = shape.outputs or shape.channels
     moved = (
         2
