@@ -89,6 +89,7 @@ def test_several_inputs(given: Any) -> None:
         (1, ([[1, 2], [3]],), {}, "'a' cannot be made an array: ValueError"),
         (1, (None,), {}, "'a' is float32, but the value is object"),
         (1, ([[[X]]],), {}, "'a' has shape"),
+        (1, (np.full((1, 3), 0.1),), {}, r"is float32; converting the float64 .* with .astype\(float32\)$"),
         (2, ([X],), {}, "list of 1 inputs was given, but the model has 2: a, b"),
         (2, ({"a": X},), {}, "'b' was not given"),
         (2, ({"a": X},), {"b": X}, "'a' is float32"),

@@ -84,9 +84,11 @@ def converted(name: str, value: Any, detail: Mapping[str, Any]) -> np.ndarray:
             array = given.astype(dtype)
         rounds = not hasattr(value, "dtype") and given.dtype.kind in "iuf" and dtype.kind == "f"
         if not rounds and not np.array_equal(array, given, equal_nan=given.dtype.kind in "fc"):
+            scale = detail["quantization"]
+            quantized = f", or with the input's quantization {scale}" if scale[0] else ""
             raise TensorError(
                 f"Input '{name}' is {dtype}; converting the {given.dtype} value would change it. Convert it yourself, "
-                f"with .astype({dtype}), or with the input's quantization {detail['quantization']}"
+                f"with .astype({dtype}){quantized}"
             )
     shape, signature = tuple(detail["shape"]), tuple(detail["shape_signature"])
     fits = len(array.shape) == len(shape) and all(

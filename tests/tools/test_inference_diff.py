@@ -89,6 +89,7 @@ def test_nan_infinity_and_shapes() -> None:
         ([[[1, 2], [3, 4]]], [[[1, 2], [3, 4]]], None),  # no row of scores
         ([[1], [2]], [[1], [2]], None),
         ([1, 2], [1, 2], None),
+        ([[np.nan, 2], [1, np.nan]], [[np.nan, 2], [1, 3]], 0.5),  # no numbers, but the same
     ],
 )
 def test_top1_of_what_looks_like_a_classifier(got: list, want: list, top1: float | None) -> None:

@@ -182,8 +182,8 @@ class Plan:
             if memory is not None and (memory.shape, memory.dtype) == (own.shape, own.dtype):
                 if not (memory.flags.c_contiguous and memory.flags.writeable):
                     raise DelegateError(
-                        f"Delegate {readers[0].owner}: input_memory() gave an array that is read-only or not contiguous; "
-                        "it must give one that can be written to in the order of its elements, or None"
+                        f"Delegate {readers[0].owner}: input_memory() gave an array that is read-only or not contiguous"
+                        "; it must give one that can be written to in the order of its elements, or None"
                     )
                 self.inputs[index] = self._values[index] = np.asarray(memory)
             elif isinstance(lender, TakesInputs) and own.ndim and index not in states:

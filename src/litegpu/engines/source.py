@@ -56,7 +56,7 @@ class ModelSource:
         """A new official interpreter. Raises ModelError or DelegateError with the runtime's text."""
         self.check_present()
         try:
-            if self._path is not None and _identity(self._path) == self._identity:
+            if self._path is not None and _is_utf8(self._path) and _identity(self._path) == self._identity:
                 created = options.create(self._path)
                 if _identity(self._path) == self._identity:
                     return created
@@ -151,3 +151,12 @@ def _identity(path: str) -> tuple[int, ...]:
 
 def _size(identity: tuple[int, ...]) -> int:
     return identity[0] if identity else -1
+
+
+def _is_utf8(path: str) -> bool:
+    """Whether the official runtime can have the path: not where bytes of it are no UTF-8, or none in this locale."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -671,3 +671,18 @@ def test_workers_take_turns_with_numbered_devices(monkeypatch: pytest.MonkeyPatc
     assert device("auto", None, Two()) == "auto" and device("cpu", 1, Two()) == "cpu"
     assert [device(f"{name}:all", i, Two()) for i in (None, 0, 1, 2)] == [f"{name}:{i}" for i in (0, 0, 1, 0)]
     assert device("auto", 1, Broken()) == "auto" and device("auto", 1, object()) == "auto"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="names are text here")
+def test_names_that_are_no_utf8_stay_apart(classifier: Path, tmp_path: Path) -> None:
+    """As those of archives from elsewhere, of inputs and of the model."""
+    model = os.fsdecode(os.fsencode(tmp_path) + b"/m\xf6del.tflite")
+    shutil.copy(classifier, model)
+    (picture,) = pictures(tmp_path / "one", 1)
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name in (b"\xe9", b"\xe8"):
+        shutil.copy(picture, os.fsencode(folder) + b"/" + name + os.fsencode(picture.suffix))
+    map_model(model, [folder], tmp_path / "out.parquet", device="cpu")
+    names = rows(tmp_path / "out.parquet").column("input").to_pylist()
+    assert [Path(name).stem for name in names] == ["\\udce8", "\\udce9"]

@@ -188,9 +188,12 @@ def _psnr(got: np.ndarray, want: np.ndarray) -> float:
 
 
 def _top1(got: np.ndarray, want: np.ndarray) -> float | None:
-    """For [N, 1, ..., 1, C] with at least two classes. Where the reference has several highest scores, each will do."""
+    """For [N, 1, ..., 1, C] with at least two classes. Where the reference has several highest scores, each will do;
+    what are no numbers agree where they are the same on both sides."""
     if got.ndim < 2 or got.shape[-1] < 2 or any(n != 1 for n in got.shape[1:-1]) or not got.size:
         return None
     test, reference = (a.reshape(-1, a.shape[-1]) for a in (got, want))
     chosen = np.take_along_axis(reference, test.argmax(axis=1)[:, None], axis=1)[:, 0]
-    return float((chosen == reference.max(axis=1)).mean())
+    missing = np.isnan(test)
+    same = np.all((test == reference) | (missing & np.isnan(reference)), axis=1)
+    return float((same | (~missing.any(axis=1) & (chosen == reference.max(axis=1)))).mean())

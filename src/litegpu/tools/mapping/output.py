@@ -178,7 +178,7 @@ class Output:
         failed = np.array([error != "" for error in result.errors], bool)
         columns = [
             arrow.array(np.arange(first, first + len(names))),
-            arrow.array([name.encode(errors="replace").decode() for name in names], arrow.string()),
+            arrow.array([name.encode(errors="backslashreplace").decode() for name in names], arrow.string()),
             arrow.array([error or None for error in result.errors], arrow.string()),
         ]
         columns += [

@@ -212,8 +212,8 @@ def cost(shape: InvertedShape, block: InvertedBlock, capability: int, units: int
     """Estimated microseconds on a device of that compute capability with `units` multiprocessors: instructions,
     products of tensor cores and bytes of shared memory of all workgroups, of which the longest hides most of the
     others; beside that what a workgroup waits for, by itself; and what the memory takes. Many warps wait for each other
-    between two stages, and parts expand places that others expand as well. (Fitted to 250 measurements of 18 layers on an
-    H200, most of them at batch 64: the first choice takes 3% longer than the best one on average.)"""
+    between two stages, and parts expand places that others expand as well. (Fitted to 250 measurements of 18 layers on
+    an H200, most of them at batch 64: the first choice takes 3% longer than the best one on average.)"""
     units = units or USUAL_UNITS
     (kh, kw), down = shape.window, shape.stride[0]
     out_h, out_w = shape.out_size
