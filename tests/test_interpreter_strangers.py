@@ -105,7 +105,7 @@ def test_a_view_whose_end_was_interrupted(opened: Opened) -> None:
     del view
     if one.plan is not None:
         gone = _Memory(full(0))
-        one.plan._views.data.add(weakref.ref(gone))
+        getattr(one.plan._views, "data").add(weakref.ref(gone))  # noqa: B009
         del gone
     one.invoke()
     assert (one.get_tensor(outputs(one)[0]) == 2).all()
@@ -126,7 +126,8 @@ def test_indices_are_whole_numbers(opened: Opened, index: Any) -> None:
 
 def test_whole_numbers_of_every_kind_are_indices(opened: Opened) -> None:
     one = opened(network())
-    for index in (0, np.int64(0), np.array(0), False):
+    indices: list[Any] = [0, np.int64(0), np.array(0), False]
+    for index in indices:
         one.set_tensor(index, full(3))
         assert (one.get_tensor(index) == 3).all() and (one.tensor(index)() == 3).all()
 

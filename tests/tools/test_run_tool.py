@@ -15,6 +15,7 @@ from litegpu.errors import OptionError
 from litegpu.model.builder import ModelBuilder
 from litegpu.model.reader import read_model
 from litegpu.model.types import TensorType
+from litegpu.tools import model_run
 from litegpu.tools.agreement import compare, judge
 from litegpu.tools.demo import demonstrate
 from litegpu.tools.images import load_image, save_image
@@ -281,3 +282,21 @@ def test_demo_draws_its_own_picture(model: Path, tmp_path: Path, capsys: pytest.
     assert demonstrate(model, output=tmp_path / "demo")
     assert {path.name for path in (tmp_path / "demo").iterdir()} == {"scene.png", "scene-tiny.png"}
     assert "ops on" in capsys.readouterr().out
+
+
+def test_a_drawing_that_nobody_asked_for_stands_in_nobodys_way(
+    model: Path, picture: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder that cannot be written to there are results, and what could not be written is told."""
+
+    def refused(path: Path, *_: object, **__: object) -> None:
+        raise OptionError(f"Cannot write {path}: Permission denied")
+
+    for name in ("require_writable", "save_image"):
+        monkeypatch.setattr(model_run, name, refused)
+    monkeypatch.setattr("os.access", lambda *_: False)
+    report = run_model(model, [picture], device="cpu")
+    assert not report.inferences[0].drawing
+    assert report.problems == ("Cannot write scene-tiny.png: Permission denied",)
+    with pytest.raises(OptionError, match=r"out\.png"):
+        run_model(model, [picture], device="cpu", output="out.png")

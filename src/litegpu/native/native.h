@@ -55,7 +55,8 @@ void litegpu_baton_start(int processors);
 /* The same for copies. */
 void litegpu_copy_start(int processors);
 
-/* How often a thread asked Python after it had waited; asked, as one turn lasted long; fell asleep; let others in; lent the turn. */
+/* How often a thread asked Python after it had waited; asked, as one turn lasted long; fell asleep; let others in; lent the
+   turn. */
 enum { ASKED, STOLEN, SLEPT, RESTED, LENT, COUNTS };
 
 #endif

@@ -358,7 +358,8 @@ def _decision(got: Result, want: Result) -> str:
 def _drawing_paths(
     images: Sequence[str], model: str | os.PathLike[str], output: str | os.PathLike[str] | None
 ) -> list[Path]:
-    """A file for each picture's drawing: pictures of one name, from several folders, are numbered."""
+    """A file for each picture's drawing: pictures of one name, from several folders, are numbered. Where nobody asked
+    for one, in a folder that nothing can be written to, that is found out when it is drawn."""
     stems: list[str] = []
     for image in images:
         stem, number = Path(image).stem, 2
@@ -367,7 +368,11 @@ def _drawing_paths(
         stems.append(stem)
     paths = [_drawing_path(stem, model, output, len(images)) for stem in stems]
     for path in paths:
-        require_writable(path, read=[model, *images])
+        try:
+            require_writable(path, read=[model, *images])
+        except OptionError:
+            if output is not None or os.access(path.parent, os.W_OK):
+                raise
     return paths
 
 

@@ -682,7 +682,7 @@ def test_names_that_are_no_utf8_stay_apart(classifier: Path, tmp_path: Path) -> 
     folder = tmp_path / "in"
     folder.mkdir()
     for name in (b"\xe9", b"\xe8"):
-        shutil.copy(picture, os.fsencode(folder) + b"/" + name + os.fsencode(picture.suffix))
+        shutil.copy(os.fsencode(picture), os.fsencode(folder) + b"/" + name + os.fsencode(picture.suffix))
     map_model(model, [folder], tmp_path / "out.parquet", device="cpu")
     names = rows(tmp_path / "out.parquet").column("input").to_pylist()
     assert [Path(name).stem for name in names] == ["\\udce8", "\\udce9"]
