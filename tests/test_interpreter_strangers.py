@@ -213,6 +213,21 @@ def test_an_input_with_a_value_is_not_set_beside_a_view(opened: Opened) -> None:
     assert (one.get_tensor(outputs(one)[0]) == 17).all()
 
 
+@pytest.mark.parametrize("fallback", ["warn", "strict"])
+def test_calls_without_rows(fallback: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Have results without rows, wherever the model runs; nothing is computed, so nothing was refused either."""
+    require_gpu()
+    with litegpu.load(network(), "webgpu", fallback=fallback) as model:
+        for rows in (1, 0, 2, 0, 1):
+            x = np.ones((rows, 3), np.float32)
+            found = model(x, x)
+            assert [(y.shape, float(abs(y).sum())) for y in found.values()] == [((rows, 3), 6.0 * rows)] * 2
+            assert model.device == "webgpu" and model.report.fully_delegated
+        items = [(np.ones((rows, 3), np.float32),) * 2 for rows in (1, 0, 2)]
+        assert [len(next(iter(found.values()))) for found in model.stream(items)] == [1, 0, 2]
+    assert not [record for record in caplog.records if "cannot be handled" in record.message]
+
+
 def test_an_interrupted_copy_to_the_gpu_is_completed() -> None:
     """An input has the old value or the new one, but none that is older than both."""
     require_gpu()

@@ -141,7 +141,9 @@ class Divided(Engine):
         division = divide(model, graph, [*self.setup.asked, *self._late], refused)
         self._division, self._graph = division, graph
         division = replace(division, report=self._by_file(division.report))
-        self.setup.announcer.announce(division.report, aloud=announce)
+        shapes = self.input_shapes().values()
+        if not shapes or any(0 not in shape for shape in shapes):  # else there is nothing to compute
+            self.setup.announcer.announce(division.report, aloud=announce)
         return division
 
     def _divide_inferred(self) -> tuple[Division, dict[int, str]]:

@@ -388,7 +388,7 @@ void litegpu_come_back(void *state) {
 /* Whether turns are lent at present; once for each call that might. */
 static int lends(void) {
   int64_t now = litegpu_now(), took;
-  if (now - trial.last > PAUSE) trial.begin = now, trial.calls = 0; /* there was other work, or none */
+  if (now - trial.last > PAUSE) trial.begin += now - trial.last; /* there was other work, or none */
   trial.last = now;
   if (++trial.calls > 1 && (took = now - trial.begin) > WINDOW) {
     trial.took[trial.lends] = took / (trial.calls - 1);
