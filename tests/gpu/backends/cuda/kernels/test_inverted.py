@@ -222,7 +222,8 @@ def test_joined_only_where_it_is_quicker(monkeypatch) -> None:
         return [type(node.op).__name__ for node in optimise(graph, CUDA, half=True).nodes[1:]]
 
     assert kinds(64, 56, 24, 144, 24) == ["InvertedConv2D"]
-    assert kinds(64, 56, 24, 144, 0) == ["Conv2D", "DepthwiseConv2D"]  # whose results are as large
+    assert kinds(64, 56, 24, 144, 0) == ["InvertedConv2D"]
+    assert kinds(64, 28, 40, 240, 0) == ["Conv2D", "DepthwiseConv2D"]  # whose results are as large, and in the cache
     assert kinds(1, 56, 24, 144, 24) == ["InvertedConv2D"]  # by clusters, where kernels overlap
     assert kinds(1, 56, 24, 144, 24, "swish") == ["Conv2D", "DepthwiseConv2D", "Conv2D"]
     assert kinds(1, 33, 16, 96, 16) == ["InvertedConv2D", "Conv2D"]  # sides that were not measured
