@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -154,6 +155,21 @@ def test_a_model_on_the_gpu_has_several_sessions(device: str, monkeypatch: pytes
     assert all(kernel.closed for kernel in made)
     with pytest.raises(litegpu.InvokeError, match="closed"):
         model(np.zeros(SHAPE, np.float32))
+
+
+@pytest.mark.parametrize("device", GPUS)
+def test_a_call_outlives_what_an_interrupt_has_lost(device: str) -> None:
+    """As when it comes between two sizes: nobody has the interpreter any more, and a call of another thread is inside."""
+    with opened(device) as model, opened(device) as other:
+        x = np.ones(SHAPE, np.float32)
+        model(x)
+        inside = model._slots
+        assert inside is not None
+        model.interpreter = other.interpreter
+        gc.collect()
+        (found,) = inside.infer({"x": x}, tuple(model.outputs)) or ()
+        assert (found == 2).all()
+        model._slots = None
 
 
 def test_two_threads_are_enough_for_another_slot() -> None:

@@ -461,7 +461,7 @@ class LoadedModel:
                     slots = self._slots
                     if slots is None:
                         shapes = {name: shape for name, (shape, _) in self._expected.items()}
-                        slots = self._slots = Slots(shapes, *self._first_slot(shapes))
+                        slots = self._slots = Slots(shapes, *self._first_slot(shapes), owner=self.interpreter)
                     if self._closed:  # by a handler, in the meantime
                         slots.refuse()
                 return slots

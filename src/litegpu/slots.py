@@ -155,12 +155,19 @@ class InterpreterSlot:
 
 
 class Slots:
-    """The slots for inputs of some shapes. `another` makes one more; there are at most `most`."""
+    """The slots for inputs of some shapes. `another` makes one more; there are at most `most`. `owner` has what is in the
+    first one, and frees it when nobody has it any more: not while a call is inside, whatever an interrupt has lost."""
 
     def __init__(
-        self, shapes: Mapping[str, tuple[int, ...]], first: Slot, another: Callable[[], Slot], most: int
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        first: Slot,
+        another: Callable[[], Slot],
+        most: int,
+        owner: object = None,
     ) -> None:
         self.shapes = shapes
+        self._owner = owner
         self._slots = [first]
         self._another = another
         self._most = most
