@@ -159,7 +159,7 @@ def test_a_model_on_the_gpu_has_several_sessions(device: str, monkeypatch: pytes
 
 @pytest.mark.parametrize("device", GPUS)
 def test_a_call_outlives_what_an_interrupt_has_lost(device: str) -> None:
-    """As when it comes between two sizes: nobody has the interpreter any more, and a call of another thread is inside."""
+    """As when it comes between two sizes: nobody has the interpreter any more, and another thread's call is inside."""
     with opened(device) as model, opened(device) as other:
         x = np.ones(SHAPE, np.float32)
         model(x)

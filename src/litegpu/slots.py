@@ -155,8 +155,9 @@ class InterpreterSlot:
 
 
 class Slots:
-    """The slots for inputs of some shapes. `another` makes one more; there are at most `most`. `owner` has what is in the
-    first one, and frees it when nobody has it any more: not while a call is inside, whatever an interrupt has lost."""
+    """The slots for inputs of some shapes. `another` makes one more; there are at most `most`. `owner` has what is in
+    the first one, and frees it when nobody has it any more: not while a call is inside, whatever an interrupt has
+    lost."""
 
     def __init__(
         self,
