@@ -36,12 +36,19 @@ class Cycle:
         self.read: set[int] = set()
 
 
+class _Cycles(threading.local):
+    """That of each thread, made when it first asks."""
+
+    def __init__(self) -> None:
+        self.one = Cycle()
+
+
 class Turns:
     """The turns of one interpreter. What happens in it is numbered."""
 
     def __init__(self) -> None:
         self.inside: dict[str, int] = {}  # the thread that is inside, if any; setdefault() is atomic
-        self._cycles = threading.local()
+        self._cycles = _Cycles()
         self._now = 0
         self._writers: dict[int, Cycle] = {}  # who set an input last
         self._ran = 0  # when the tensors were last computed, or got new memory ...
@@ -51,18 +58,11 @@ class Turns:
     @property
     def mine(self) -> Cycle:
         """That of the thread that asks."""
-        try:
-            cycle: Cycle = self._cycles.one
-        except AttributeError:
-            cycle = self._cycles.one = Cycle()
-        return cycle
+        return self._cycles.one
 
     def setting(self, index: int, is_safe: Callable[[], bool], *, view: bool = False) -> None:
         """This thread writes to an input, or takes a view of it. `is_safe`: whether no view is alive."""
-        try:  # as in `mine`: an inference passes here a few times
-            cycle: Cycle = self._cycles.one
-        except AttributeError:
-            cycle = self.mine
+        cycle = self._cycles.one
         viewer = self._viewer
         if viewer is not None and viewer is not cycle:
             if not is_safe():
@@ -102,10 +102,7 @@ class Turns:
     def reading(self, index: int) -> Cycle | None:
         """What this thread has done, if the value of an output is of its last inference, where it made one and has not
         read it yet. Whoever has read it then adds it to what was `read`."""
-        try:
-            cycle: Cycle = self._cycles.one
-        except AttributeError:
-            cycle = self.mine
+        cycle = self._cycles.one
         if cycle.invoked and self._runner is not cycle and index not in cycle.read:
             return None
         return cycle
