@@ -66,14 +66,14 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps, const int4* __restrict_
     return place < PLACES && (unsigned)iy < H && (unsigned)ix < W;
   };
 #if EXPANDS
-  unsigned real[2] = {};  // of the places of this lane in the tiles of the warp, one bit for each tile
-#pragma unroll 1
-  for (unsigned i = 0; i < EACH; i++)
-#pragma unroll
-    for (unsigned h = 0; h < 2; h++) {
-      int iy, ix;
-      real[h] |= (unsigned)find((warp + i * WARPS) * 16 + h * 8 + g, iy, ix) << i;
-    }
+  // Of the places of this lane in the tiles of the warp, two for each: those of two tiles are a bit of each byte.
+  unsigned real[(EACH + 15) / 16] = {};
+#pragma unroll(EACH > 16 ? EACH : 1)
+  for (unsigned i = 0; i < EACH; i += 2) {
+    int iy, ix;
+    const bool inside = find((warp + (i + lane / 16) * WARPS) * 16 + lane % 16, iy, ix);
+    real[i / 16] |= (__ballot_sync(~0u, inside) >> g & 0x01010101) << i / 2 % 8;
+  }
 #endif
 #if EXPANDS
   int4 biases[SIXTEENS];
@@ -255,7 +255,7 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps, const int4* __restrict_
       const unsigned to = e0 + q / 2 * PLANE + (t * 16 + g) * 8 + q % 2 * 4;
 #pragma unroll
       for (unsigned h = 0; h < 2; h++) {
-        const bool here = real[h] >> i & 1;
+        const bool here = (EACH > 16 && i >= 16 ? real[EACH > 16] : real[0]) >> i / 2 % 8 >> (i % 2 * 16 + h * 8) & 1;
 #pragma unroll
         for (unsigned n = 0; n < SIXTEENS; n++) {
           const int(&low)[4] = sums[n][0], (&high)[4] = sums[n][1];
@@ -346,7 +346,8 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps, const int4* __restrict_
             const unsigned h = half_of_rows(p) * 2;
             if (oy < OUT_H && ox < OUT_W && (BX % STRIP == 0 || column < BX) && quad < QUADS)
               STORE((image * OUT_H + oy) * OUT_W + ox, quad,
-                    (int4{low[h] + more.x, low[h + 1] + more.y, high[h] + more.z, high[h + 1] + more.w}));
+                    (int4{low[h] + more.x, low[h + 1] + more.y, high[h] + more.z, high[h + 1] + more.w}),
+                    STORE_CONSTANTS(quad), STORE_OPERANDS((image * OUT_H + oy) * OUT_W + ox, quad));
           }
 #endif
         }
@@ -357,23 +358,34 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps, const int4* __restrict_
 #if PROJECTS
 #pragma unroll
   for (unsigned n = 0; n < OUT_TILES; n += 2) {
-    const unsigned quad = n * 2 + q;
-    if (quad >= QUADS) break;
-    const int4 more = corrections[quad];
+    const unsigned quad = n * 2 + q, real_quad = quad < QUADS ? quad : QUADS - 1;
+    const int4 more = corrections[real_quad];
+    const STORE_CONSTANTS_TYPE constants = STORE_CONSTANTS(real_quad);
 #pragma unroll
     for (unsigned u = 0; u < UNITS_EACH; u++) {
       const unsigned unit = warp + u * WARPS, strip = unit % STRIPS, band = unit / STRIPS * TY;
       if (UNITS % WARPS != 0 && unit >= UNITS) break;
+      // What the epilogue reads of all pixels is under way before the first one is stored; where there is none, that of
+      // one that there is.
+      STORE_OPERANDS_TYPE operands[TURNS][TY];
+#pragma unroll
+      for (unsigned w = 0; w < TURNS; w++)
+#pragma unroll
+        for (unsigned p = 0; p < TY; p++) {
+          const unsigned oy = y0 + band + p, ox = x0 + strip * STRIP + g * TURNS + w;
+          operands[w][p] = STORE_OPERANDS(
+              ((image * OUT_H + (oy < OUT_H ? oy : OUT_H - 1)) * OUT_W + (ox < OUT_W ? ox : OUT_W - 1)), real_quad);
+        }
 #pragma unroll
       for (unsigned w = 0; w < TURNS; w++)
 #pragma unroll
         for (unsigned p = 0; p < TY; p++) {
           const unsigned column = strip * STRIP + g * TURNS + w, oy = y0 + band + p, ox = x0 + column;
-          if (oy >= OUT_H || ox >= OUT_W || (BX % STRIP != 0 && column >= BX)) continue;
+          if (quad >= QUADS || oy >= OUT_H || ox >= OUT_W || (BX % STRIP != 0 && column >= BX)) continue;
           const unsigned m = product_of(p), h = half_of_rows(p) * 2;
           const int(&low)[4] = totals[u][m][w][n], (&high)[4] = totals[u][m][w][n + 1];
           STORE((image * OUT_H + oy) * OUT_W + ox, quad,
-                (int4{low[h] + more.x, low[h + 1] + more.y, high[h] + more.z, high[h + 1] + more.w}));
+                (int4{low[h] + more.x, low[h + 1] + more.y, high[h] + more.z, high[h + 1] + more.w}), constants, operands[w][p]);
         }
     }
   }

@@ -244,7 +244,7 @@ def launch(ctx: KernelContext, layer: ByteInvertedLayer, block: ByteInvertedBloc
         ctx, "byte_inverted_convolution", FILES, constants, operands,
         label="inverted_conv_2d", workgroup=(32 * block.warps, 1, 1),
         dispatch=(batch * down * across * block.parts, 1, 1), shared_bytes=block.shared_bytes(shape),
-        variant=str(block), needed=(packing("s8"), packing("u8")),
+        variant=str(block), needed=(packing("s8"), packing("u8")), ahead=True,
     )  # fmt: skip
 
 
