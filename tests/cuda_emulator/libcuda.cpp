@@ -68,9 +68,11 @@ API cuDeviceGet(int* d, int i) { *d = i; return i < 2 ? SUCCESS : 101; }
 API cuDeviceGetName(char* name, int n, int d) { snprintf(name, n, "Emulated GPU %c", 'A' + d); return SUCCESS; }
 API cuDeviceGetUuid(unsigned char* uuid, int d) { for (int i = 0; i < 16; i++) uuid[i] = 16 * d + i; return SUCCESS; }
 API cuDeviceTotalMem(size_t* n, int) { *n = size_t(8) << 30; return SUCCESS; }
+constexpr int MULTIPROCESSOR_SHARED = 228 << 10, RESERVED_SHARED = 1 << 10;  // bytes; the latter of each workgroup
 API cuDeviceGetAttribute(int* v, int which, int) {
   const int capability = getenv("EMULATED_CAPABILITY") ? atoi(getenv("EMULATED_CAPABILITY")) : 90;
-  *v = which == 75 ? capability / 10 : which == 76 ? capability % 10 : which == 1 ? 1024 : which == 16 ? 132 : 0;
+  *v = which == 75 ? capability / 10 : which == 76 ? capability % 10 : which == 1 ? 1024 : which == 16 ? 132
+     : which == 81 ? MULTIPROCESSOR_SHARED : which == 97 ? MULTIPROCESSOR_SHARED - RESERVED_SHARED : which == 111 ? RESERVED_SHARED : 0;
   return SUCCESS;
 }
 API cuDevicePrimaryCtxRetain(Handle* c, int) { *c = &primary; return SUCCESS; }
@@ -233,11 +235,12 @@ API cuModuleGetFunction(Handle* f, Handle m, const char* name) {
   ((Module*)m)->functions.push_back(made);
   return make(f, made);
 }
-API cuFuncGetAttribute(int* v, int, Handle f) { IN_CONTEXT; ALIVE(f); *v = 1024; return SUCCESS; }
-API cuOccupancyMaxActiveBlocksPerMultiprocessor(int* n, Handle f, int threads, size_t) {
+API cuFuncGetAttribute(int* v, int which, Handle f) { IN_CONTEXT; ALIVE(f); *v = which == 0 ? 1024 : 0; return SUCCESS; }
+API cuOccupancyMaxActiveBlocksPerMultiprocessor(int* n, Handle f, int threads, size_t shared) {
   IN_CONTEXT;
   ALIVE(f);
-  *n = 2048 / threads;
+  const int fitting = MULTIPROCESSOR_SHARED / ((int)shared + RESERVED_SHARED);
+  *n = 2048 / threads < fitting ? 2048 / threads : fitting;
   return SUCCESS;
 }
 API cuFuncSetAttribute(Handle f, int, int) { IN_CONTEXT; ALIVE(f); return SUCCESS; }

@@ -12,6 +12,7 @@ from litegpu.gpu.backends.cuda.overlap import (
     ALONE,
     LITTLE_BYTES,
     LITTLE_GROUP_BYTES,
+    MOST_HELD_BYTES,
     MOST_MEAN_BYTES,
     SHARED_BYTES,
     Work,
@@ -59,6 +60,17 @@ def test_launches_of_much_work_start_early_where_they_are_spread_evenly_neverthe
     assert not found.starts_early(dataclasses.replace(little, touched=LITTLE_BYTES + 1), 8, 132)
     # Constants of 2.5 MB for 252 workgroups: one multiprocessor fetches them for six.
     assert not found.starts_early(dataclasses.replace(little, all_bytes=LITTLE_GROUP_BYTES * 264 + 1), 8, 132)
+
+
+def test_launches_that_would_be_spread_unevenly_are_held_to_their_share() -> None:
+    found = overlap_of(layers(64))
+    some = Work(200, MOST_HELD_BYTES, 40 << 20)
+    assert not found.starts_early(some, 3, 132)
+    assert found.held_to(some, 132) == 2
+    assert found.held_to(dataclasses.replace(some, groups=64), 132) == 1
+    assert found.held_to(dataclasses.replace(some, touched=MOST_HELD_BYTES + 1), 132) == 0  # takes long anyway
+    assert ALONE.held_to(some, 132) == 0
+    assert overlap_of(layers(1)).held_to(some, 132) == 0  # whose kernels divide the fast memory alike
 
 
 def test_launches_of_more_work_do_not() -> None:

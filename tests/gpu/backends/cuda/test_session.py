@@ -119,14 +119,35 @@ def test_a_text_that_does_not_wait_is_not_started_early(device: Any) -> None:
         session.close()
 
 
-def test_what_would_be_spread_unevenly_is_not_started_early(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sixteen small workgroups fit on one multiprocessor: where that matters they wait for all of them."""
+def test_what_would_be_spread_unevenly_is_held_to_its_share(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen small workgroups fit on one multiprocessor: where that matters each has one, with so much shared memory
+    that no other fits beside it."""
     if not device.programmatic:
         pytest.skip("the driver is one without programmatic launch")
     session = device.session(affine_chain(3, 2, 1))
-    assert all(launch.early for launch in session.recorder.launches)
+    assert all(launch.early and not launch.shared_bytes for launch in session.recorder.launches)
     session.close()
     monkeypatch.setattr(overlap, "LITTLE_BYTES", 0)
+    session = device.session(affine_chain(3, 2, 1))
+    kernel, shared = session.recorder.launches[0].kernel, device.shared_memory
+    assert all(launch.early for launch in session.recorder.launches)
+    with device.context:
+        one, two, all_that_fit = (kernel.shared_bytes_for(n) + shared.reserved for n in (1, 2, kernel.resident))
+    assert {launch.shared_bytes + shared.reserved for launch in session.recorder.launches} == {one}
+    assert 2 * one > shared.multiprocessor and 3 * two > shared.multiprocessor >= 2 * two
+    assert all_that_fit == shared.reserved  # no more do anyway
+    for seed in range(20):
+        last, _ = infer(session, numbers(seed))
+        np.testing.assert_array_equal(last, 8 * numbers(seed) + 7)
+    session.close()
+
+
+def test_what_would_be_spread_unevenly_is_not_started_early(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it takes long anyway."""
+    if not device.programmatic:
+        pytest.skip("the driver is one without programmatic launch")
+    monkeypatch.setattr(overlap, "LITTLE_BYTES", 0)
+    monkeypatch.setattr(overlap, "MOST_HELD_BYTES", 0)
     session = device.session(affine_chain(3, 2, 1))
     assert {launch.early for launch in session.recorder.launches} == {False}
     assert {launch.kernel.waits for launch in session.recorder.launches} == {True}

@@ -9,6 +9,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from cuda.bindings import driver
@@ -31,11 +32,22 @@ from litegpu.gpu.backends.cuda.requirements import CONDITIONAL, PROGRAMMATIC
 from litegpu.gpu.program import KernelCode, Program, RowMap
 
 _NUDGE_BYTES = 256
+#: Of shared memory, as it is given out.
+_SHARED_UNIT = 128
 
 
 class _Closes(Protocol):
     def close(self, *, wait: bool = True) -> None:
         """See contract.Session."""
+
+
+@dataclass(frozen=True)
+class SharedMemory:
+    """Bytes of a multiprocessor's shared memory: all; what a workgroup may have; what each takes besides."""
+
+    multiprocessor: int
+    workgroup: int
+    reserved: int
 
 
 class CudaDeviceBase:
@@ -55,7 +67,12 @@ class CudaDeviceBase:
             units=self.attribute("MULTIPROCESSOR_COUNT"), cache_bytes=self.attribute("L2_CACHE_SIZE"),
         )  # fmt: skip
         driver_text = f"CUDA {versions.driver}, NVRTC {versions.nvrtc}"
-        self.shared_memory_percent = shared_memory_percent(self.attribute("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR"))
+        self.shared_memory = SharedMemory(
+            self.attribute("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR"),
+            self.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+            self.attribute("RESERVED_SHARED_MEMORY_PER_BLOCK"),
+        )
+        self.shared_memory_percent = shared_memory_percent(self.shared_memory.multiprocessor)
         self.info = DeviceInfo(found.name, "cuda", driver_text, False, found.uuid)
         self.lost = False
         #: Whether kernels may overlap by programmatic dependent launch where that should gain; sessions read it when
@@ -185,11 +202,7 @@ class LoadedKernel:
         )
         attribute = driver.CUfunction_attribute
         if kernel.shared_bytes:
-            wanted = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            checked(
-                driver.cuFuncSetAttribute(self.function, wanted, kernel.shared_bytes),
-                f"{what} cannot have {kernel.shared_bytes} bytes of shared memory",
-            )
+            self._allow(kernel.shared_bytes, f"{what} cannot have {kernel.shared_bytes} bytes of shared memory")
         if overlap.waits:
             wanted = attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
             percent = device.shared_memory_percent if overlap.latency else -1  # as the driver sees fit
@@ -200,7 +213,36 @@ class LoadedKernel:
         )
         if threads > most:
             raise DeviceError(f"{what} needs too many registers for its {threads} threads: at most {most} can run")
+        self._threads, self._what, self._held = threads, what, dict[int, int]()
+        self._most_shared_bytes = 0
         self.resident = 1  # workgroups that fit on a multiprocessor; known where it matters
         if overlap.waits and not overlap.latency:
-            resident = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.function, threads, kernel.shared_bytes)
-            self.resident = int(checked(resident, what))
+            fixed = driver.cuFuncGetAttribute(attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, self.function)
+            self._most_shared_bytes = device.shared_memory.workgroup - int(checked(fixed, what))
+            self._allow(self._most_shared_bytes, what)
+            self.resident = self._fitting(kernel.shared_bytes)
+
+    def shared_bytes_for(self, workgroups: int) -> int:
+        """Shared memory of a workgroup with which so many fit on a multiprocessor, and no more; 0 if there is no
+        such, or if the kernel does not wait by itself. The device's context must be current."""
+        if not self.waits or not 0 < workgroups < self.resident:
+            return 0
+        if workgroups not in self._held:
+            self._held[workgroups] = self._hold(workgroups)
+        return self._held[workgroups]
+
+    def _hold(self, workgroups: int) -> int:
+        shared = self.device.shared_memory
+        each = min(shared.multiprocessor // workgroups - shared.reserved, shared.workgroup)
+        size = (each // _SHARED_UNIT * _SHARED_UNIT) - (shared.workgroup - self._most_shared_bytes)
+        return size if size > 0 and self._fitting(size) == workgroups else 0
+
+    def _allow(self, shared_bytes: int, what: str) -> None:
+        """Lets a launch have so much shared memory."""
+        wanted = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        checked(driver.cuFuncSetAttribute(self.function, wanted, shared_bytes), what)
+
+    def _fitting(self, shared_bytes: int) -> int:
+        """Workgroups with so much shared memory that fit on a multiprocessor."""
+        found = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.function, self._threads, shared_bytes)
+        return int(checked(found, self._what))

@@ -16,6 +16,11 @@ LITTLE_BYTES = 3 << 20
 #: Of a workgroup, with its share of the constants: up to here one multiprocessor may have all that fit. (H200: launches
 #: of up to 9 KB gained 0.3 to 1 us each; 252 workgroups of 12, six of which fit, lost 4.2.)
 LITTLE_GROUP_BYTES = 10 << 10
+#: What a launch touches at most that is held to its share of workgroups by shared memory that none of them needs, so
+#: that it may start early: what an early start gains does not grow with the work, and the cache that its loads go
+#: through gets smaller. (H200: of launches of up to 17 MB each gained 0.3 to 1 us; six reductions, of which two read 38
+#: and 58, lost 30 together, and a first layer of 35 MB 7.)
+MOST_HELD_BYTES = 20 << 20
 #: What launches of a program touch on average, up to which its kernels overlap: what an early start gains does not grow
 #: with the work. (H200, batch 64: of nine networks with up to 29 MiB eight took 2 to 9% less and one 0.5% more; of
 #: twelve with more nine 0 to 6% less, but pose_detection with 39, Xception with 106 and U-Net with 262 1 to 4% more.)
@@ -63,9 +68,19 @@ class Overlap:
 
         Workgroups that start early go where places come free first. If more fit on a multiprocessor than its share,
         some have more and others fewer until the end, which costs more than the start of all but small workgroups."""
-        even = resident <= -(-work.groups // units)
+        even = resident <= _share(work, units)
         little = work.touched <= LITTLE_BYTES and work.all_bytes <= LITTLE_GROUP_BYTES * work.groups
         return self.waits and (self.latency or even or little)
+
+    def held_to(self, work: Work, units: int) -> int:
+        """Workgroups to which each multiprocessor should be held so that a launch that starts_early() refuses may start
+        early nevertheless; 0 if it should not."""
+        return _share(work, units) if self.waits and not self.latency and work.touched <= MOST_HELD_BYTES else 0
+
+
+def _share(work: Work, units: int) -> int:
+    """Workgroups of one multiprocessor where they are spread evenly."""
+    return -(-work.groups // units)
 
 
 #: No kernel starts before the one in front of it has ended.

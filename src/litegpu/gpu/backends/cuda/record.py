@@ -244,8 +244,12 @@ class Recorder:
 
     def _timed(self, launch: GraphLaunch, work: Work) -> GraphLaunch:
         """The launch, started early if it should be."""
-        units = launch.kernel.device.features.compute_units
-        return replace(launch, early=self._overlap.starts_early(work, launch.kernel.resident, units))
+        kernel, units = launch.kernel, launch.kernel.device.features.compute_units
+        if self._overlap.starts_early(work, kernel.resident, units):
+            return replace(launch, early=True)
+        share = self._overlap.held_to(work, units)
+        held = kernel.shared_bytes_for(share) if share else 0
+        return replace(launch, early=held > 0, shared_bytes=held or launch.shared_bytes)
 
     def _copying(self, launch: GraphLaunch, size: int) -> GraphLaunch:
         """_timed() of a copy that touches so many bytes."""

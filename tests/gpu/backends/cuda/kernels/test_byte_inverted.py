@@ -181,6 +181,22 @@ def test_blocks(device, monkeypatch, outputs: int) -> None:
             raise AssertionError(f"{block}: {error}") from error
 
 
+@pytest.mark.cuda
+def test_many_tiles_of_a_warp(device, monkeypatch) -> None:
+    """More than sixteen, of which one word knows what lies outside of the picture."""
+    op = IntegerDepthwiseConv2D((2, 2), (1, 1), (1, 1))
+    graph, x = whole_network((2, 71, 67, 16), 32, op, outputs=24)
+    usual, chosen = byte_inverted_cost.ranked, []
+
+    def largest(shape, *args) -> list[byte_inverted_cost.ByteInvertedBlock]:
+        chosen.append((shape, max(usual(shape, *args), key=lambda block: -(-block.tiles(shape) // block.warps))))
+        return [chosen[-1][1]]
+
+    monkeypatch.setattr(byte_inverted, "ranked", largest)
+    check(device, graph, x)
+    assert all(-(-block.tiles(shape) // block.warps) > 16 for shape, block in chosen)
+
+
 def test_joined_only_what_the_kernel_computes() -> None:
     op = IntegerDepthwiseConv2D(padding=(1, 1))
 
