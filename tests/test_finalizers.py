@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import _thread
 import gc
+import signal
 import sys
 import time
 import weakref
@@ -56,6 +58,46 @@ def test_not_while_garbage_is_collected(collector: list[Any]) -> None:
         time.sleep(60)
     assert told and all(told) and not in_finalizer(sys._getframe())
     assert time.perf_counter() - start < 30, "it ends a sleep"
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="signals are of the whole process")
+def test_sent_again_if_a_wait_has_just_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of which a signal that came before it knows nothing."""
+    sent: list[int] = []
+    usual, send = signal.getsignal(signal.SIGINT), signal.pthread_kill
+
+    def kill(thread: int, number: int) -> None:
+        sent.append(number)
+        if len(sent) == 1:
+            _thread.interrupt_main()  # which does not end a sleep
+        else:
+            send(thread, number)
+
+    monkeypatch.setattr(signal, "pthread_kill", kill)
+    start = time.perf_counter()
+    with pytest.raises(KeyboardInterrupt):
+        interrupt_soon()
+        time.sleep(20)
+    assert time.perf_counter() - start < 5
+    time.sleep(4 * background._WATCHED)  # and no more
+    assert sent == [signal.SIGINT] * 2 and signal.getsignal(signal.SIGINT) is usual
+
+
+def test_a_handler_of_the_users_is_called_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+    usual = signal.signal(signal.SIGINT, mine := lambda number, frame: told.append(number))
+    try:
+        interrupt_soon()
+        time.sleep(4 * background._WATCHED)
+        assert told == [signal.SIGINT] and signal.getsignal(signal.SIGINT) is mine
+        interrupt_soon()
+        signal.signal(signal.SIGINT, usual)  # which the user changes meanwhile
+        with pytest.raises(KeyboardInterrupt):
+            time.sleep(20)
+        time.sleep(4 * background._WATCHED)
+        assert signal.getsignal(signal.SIGINT) is usual
+    finally:
+        signal.signal(signal.SIGINT, usual)
 
 
 def test_raised_again_if_it_is_swallowed(collector: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -233,8 +233,9 @@ _left: set[threading.Thread] = set()
 #: Functions that Python calls as something is freed: ours, and those of its own modules; seconds in which one returns.
 _FINALIZERS = ("__del__", "_freed")
 _WEAK, _OF_WEAK, _SOON = ("weakref", "_weakrefset"), ("remove", "_remove", "_cb", "__call__"), 0.001
-#: Seconds for which an interrupt that was raised is watched: whether something has swallowed it.
-_WATCHED = 0.25
+#: Seconds for which an interrupt that was raised is watched: whether something has swallowed it; and after which a
+#: signal that Python has not seen is sent again, a few times.
+_WATCHED, _UNSEEN = 0.25, (0.05, 0.1, 0.2, 0.4, 0.8)
 
 
 def leave(work: Callable[[], None]) -> None:
@@ -268,6 +269,7 @@ def in_finalizer(frame: FrameType | None) -> bool:
 def interrupt_soon() -> None:
     """Raise KeyboardInterrupt in the main thread once that is in no finalizer any more: for one that has caught it.
     Where it is swallowed all the same, as one may begin just then, it is raised again."""
+    unseen = _looks_for_interrupt()
 
     def interrupt() -> None:
         main, lost = threading.main_thread(), threading.Event()
@@ -282,6 +284,11 @@ def interrupt_soon() -> None:
         sys.unraisablehook = told
         try:
             raise_it(main.ident or 0)
+            # A signal that comes just as the main thread begins to wait does not end the wait, nor is it seen before.
+            for seconds in _UNSEEN:
+                if not unseen(seconds):
+                    break
+                raise_it(main.ident or 0)
             while lost.wait(_WATCHED):
                 lost.clear()
                 raise_it(main.ident or 0)
@@ -290,8 +297,7 @@ def interrupt_soon() -> None:
                 sys.unraisablehook = before
 
     def raise_it(main: int) -> None:
-        # Twice, as the main thread lets us look just before it waits for something: a signal that comes between the two
-        # would not end its wait.
+        # Twice, as the main thread lets us look just before it waits for something.
         clear = 0
         while clear < 2:
             clear = 0 if in_finalizer(sys._current_frames().get(main)) else clear + 1
@@ -302,6 +308,26 @@ def interrupt_soon() -> None:
             _thread.interrupt_main()
 
     leave(interrupt)
+
+
+def _looks_for_interrupt() -> Callable[[float], bool]:
+    """A function that waits for so many seconds, at most, until the main thread has handled the next interrupt, as it
+    would without this: whether it has not, for all that can be known."""
+    usual, seen = signal.getsignal(signal.SIGINT), threading.Event()
+    if threading.current_thread() is not threading.main_thread() or not callable(usual):
+        return lambda _: False
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        seen.set()
+        if signal.getsignal(signal.SIGINT) is handle:
+            signal.signal(signal.SIGINT, usual)
+        usual(number, frame)
+
+    try:
+        signal.signal(signal.SIGINT, handle)
+    except ValueError:  # in a subinterpreter
+        return lambda _: False
+    return lambda seconds: not seen.wait(seconds) and signal.getsignal(signal.SIGINT) is handle
 
 
 @atexit.register
