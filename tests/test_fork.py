@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 from agreement import require_gpu
 
+import litegpu
+from litegpu.cached import cached_property
+
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork()")
 SCRIPT = Path(__file__).with_name("fork_scenarios.py")
+LOCKED = re.compile(r"functools\.cached_property|from functools import .*cached_property")
 
 
 def run(*arguments: str) -> dict[str, str]:
@@ -212,3 +219,39 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_children_do_not_wait_for_attributes_that_threads_were_making() -> None:
+    """Until Python 3.11 all objects of a class share a lock for each cached property."""
+    begun, may_end = threading.Event(), threading.Event()
+
+    class Slow:
+        def __init__(self, waits: bool) -> None:
+            self.waits = waits
+
+        @cached_property
+        def value(self) -> int:
+            if self.waits:
+                begun.set()
+                may_end.wait(60)
+            return 7
+
+    thread = threading.Thread(target=lambda: Slow(True).value)
+    thread.start()
+    assert begun.wait(60)
+    child = os.fork()
+    if not child:
+        signal.alarm(20)
+        os._exit(Slow(False).value)
+    status = os.waitpid(child, 0)[1]
+    may_end.set()
+    thread.join()
+    assert os.WIFEXITED(status) and os.WEXITSTATUS(status) == 7, "hangs"
+    again = Slow(False)
+    assert again.value == 7 and vars(again)["value"] == 7  # kept
+
+
+def test_no_cached_property_has_a_lock() -> None:
+    sources = sorted(Path(litegpu.__file__).parent.rglob("*.py"))
+    others = [path.name for path in sources if path.name != "cached.py" and LOCKED.search(path.read_text("utf-8"))]
+    assert len(sources) > 400 and others == []

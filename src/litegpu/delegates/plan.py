@@ -15,6 +15,7 @@ import numpy as np
 
 from litegpu import fork
 from litegpu.blame import described
+from litegpu.cached import cached_property
 from litegpu.delegates.cpu import CpuPartition, OfficialOptions
 from litegpu.delegates.partitioner import ON_CPU, Division
 from litegpu.delegates.protocol import (
@@ -522,7 +523,7 @@ class _Step:
         if self.finishing is not None:
             self.guarded(self.finishing.finish)
 
-    @functools.cached_property
+    @cached_property
     def finishing(self) -> FinishesLater | None:
         """What finish() asks."""
         return self.kernel if isinstance(self.kernel, FinishesLater) else None

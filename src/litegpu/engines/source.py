@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Self
 
+from litegpu.cached import cached_property
 from litegpu.delegates.cpu import OfficialOptions
 from litegpu.errors import DelegateError, ModelError
 from litegpu.model.cut import described
@@ -70,7 +70,7 @@ class ModelSource:
         """Raises ModelError if the file has been cut since it was opened, before anything reads what is gone."""
         check_mapped(self.model.content)
 
-    @functools.cached_property
+    @cached_property
     def _present_content(self) -> bytes:
         """Checked once more where the file was written into instead of replaced: what was mapped is what is there now.
         Raises ModelError if that is no model any more."""
@@ -79,14 +79,14 @@ class ModelSource:
             read_model(content)
         return content
 
-    @functools.cached_property
+    @cached_property
     def _content(self) -> bytes:
         content = described(self.model) if self.model.entry else self.model.content
         return content if isinstance(content, bytes) else bytes(content)
 
     # ------------------------------------------------------------------------------- what is asked of the model
 
-    @functools.cached_property
+    @cached_property
     def operators(self) -> tuple[Operator, ...]:
         """Of all subgraphs."""
         return tuple(operator for subgraph in self.model.subgraphs for operator in subgraph.operators)
@@ -104,11 +104,11 @@ class ModelSource:
         computed = self._computed
         return 0 <= index < len(computed) and computed[index]
 
-    @functools.cached_property
+    @cached_property
     def _computed(self) -> tuple[bool, ...]:
         return tuple(not tensor.is_constant for tensor in self.model.main.tensors)
 
-    @functools.cached_property
+    @cached_property
     def has_given_inputs(self) -> bool:
         """Whether an input has a value in the file."""
         return any(is_given(self.model, i) for i in self.model.main.inputs)
@@ -122,7 +122,7 @@ class ModelSource:
         tensor = self.tensor(index)
         return tensor is not None and tensor.type in OBJECTS
 
-    @functools.cached_property
+    @cached_property
     def read(self) -> frozenset[int]:
         """The tensors of the main subgraph that its operators read, or that it gives."""
         main = self.model.main

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Container, Sequence
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from litegpu.cached import cached_property
 from litegpu.gpu import graph
 from litegpu.gpu.graph import DType, Shape
 from litegpu.gpu.kernels.context import KernelContext
@@ -69,12 +69,12 @@ class Position:
         self.flat = flat
         self._pixel, self._q, self._coordinates = pixel, q, coordinates
 
-    @functools.cached_property
+    @cached_property
     def pixel(self) -> Index | None:
         """The index of (b, y, x) in row-major order, unless the position was made from coordinates."""
         return self._pixel if self.flat is None or self._pixel is not None else divide(self.flat, self._quads)
 
-    @functools.cached_property
+    @cached_property
     def q(self) -> Index:
         if self._coordinates is not None:
             return self._coordinates[3]
@@ -82,21 +82,21 @@ class Position:
             return self._q
         return 0 if self.flat is None else remainder(self.flat, self._quads, self._total)
 
-    @functools.cached_property
+    @cached_property
     def b(self) -> Index:
         if self.pixel is None:
             return self._given[0]
         b, h, w, _ = self.shape
         return 0 if b == 1 else divide(self.pixel, h * w)
 
-    @functools.cached_property
+    @cached_property
     def y(self) -> Index:
         if self.pixel is None:
             return self._given[1]
         b, h, w, _ = self.shape
         return 0 if h == 1 else remainder(divide(self.pixel, w), h, b * h)
 
-    @functools.cached_property
+    @cached_property
     def x(self) -> Index:
         if self.pixel is None:
             return self._given[2]
@@ -220,7 +220,7 @@ class Source:
 
     # ------------------------------------------------------------------------------------------------- loads
 
-    @functools.cached_property
+    @cached_property
     def _single(self) -> TracedValue | None:
         """A constant of one element is part of the kernel's text."""
         if self.data is None or self.data.size != 1:
@@ -286,7 +286,7 @@ class Source:
     def _memory(self, lanes: int) -> Memory:
         return declare(self.k, self.name, self.view, lanes, self.operands, self._packed)
 
-    @functools.cached_property
+    @cached_property
     def _packed(self) -> np.ndarray | None:
         return None if self.data is None else pack(self.data)
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from litegpu.cached import cached_property
 from litegpu.gpu.evaluate import evaluate_expr
 from litegpu.gpu.graph import (
     RESULT,
@@ -86,7 +87,7 @@ class Size:
         """The root mean square of the strongest channel."""
         return float(np.sqrt(np.max(self.mean**2 + self.variance, initial=0.0)))
 
-    @functools.cached_property
+    @cached_property
     def joined(self) -> Size:
         """All channels as one."""
         mean = np.mean(self.mean)

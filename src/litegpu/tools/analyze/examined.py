@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
+from litegpu.cached import cached_property
 from litegpu.delegates.protocol import Partition
 from litegpu.delegates.report import DelegationReport, PartitionReport
 from litegpu.gpu.backends.contract import Device

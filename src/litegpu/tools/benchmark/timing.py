@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from litegpu.cached import cached_property
 from litegpu.tools.statistics import Statistics
 
 PERCENTILES = (5, 50, 90, 95, 99)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from litegpu.cached import cached_property
 from litegpu.errors import DeviceError
 from litegpu.gpu.backends.cuda import driver_library
 
@@ -48,7 +49,7 @@ class Nvrtc:
     def __str__(self) -> str:
         return ".".join(map(str, self.version))
 
-    @functools.cached_property
+    @cached_property
     def capabilities(self) -> list[int]:
         """Compute capabilities that it has machine code for, ascending, as 10 * major + minor."""
         count = ctypes.c_int()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from litegpu.cached import cached_property
 from litegpu.gpu.backends.cuda.kernels import runs
 from litegpu.gpu.backends.cuda.kernels.layer import Layer
 from litegpu.gpu.backends.cuda.kernels.source import Where, label_of, native_launch
@@ -134,17 +135,17 @@ class HaloPlan:
     layer: Layer
     tile: HaloTile
 
-    @functools.cached_property
+    @cached_property
     def line(self) -> PixelLine:
         return line_of(self.layer, self.tile.strip)
 
-    @functools.cached_property
+    @cached_property
     def groups(self) -> int:
         """Pieces of the channels, of a workgroup."""
         chunks = -(-self.layer.depth // self.taps // self.layer.per_chunk)
         return -(-chunks // (self.tile.chunks * self.tile.split))
 
-    @functools.cached_property
+    @cached_property
     def taps(self) -> int:
         _, kh, kw, _ = self.layer.weights.shape
         return int(kh * kw)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from litegpu.cached import cached_property
 from litegpu.gpu.backends.cuda.kernels.channelwise import Channelwise
 from litegpu.gpu.graph import RESULT, Apply, Conv2D, DType, Expr, LayerNorm, Reshape, Step, fits_half
 from litegpu.gpu.kernels.blocking import fit_bytes
@@ -140,7 +140,7 @@ class Layer:
             return LOAD[self.source.dtype]
         return NARROW[self.source.dtype], _difference(self.source.dtype, self.op.zero_point or 0)
 
-    @functools.cached_property
+    @cached_property
     def tf32(self) -> bool:
         """Whether tensor cores may multiply it as products of TF32: floats, and weights that are all numbers."""
         return not self.half and not self.whole_numbers and bool(np.isfinite(self.weights).all())
@@ -201,7 +201,7 @@ class Layer:
         n = self.per_chunk if self.vector else 1
         return int(kh * kw * (-(-inputs // n) * n))
 
-    @functools.cached_property
+    @cached_property
     def whole(self) -> bool:
         """Whether the weights are bytes, and loading them takes longest."""
         return fit_bytes(math.prod(self.shape[:3]), self.weights)
@@ -224,7 +224,7 @@ class Layer:
         """The byte that is read outside of the input, for a whole chunk."""
         return np.full(16, self.op.zero_point or 0, np.int16).astype(np.uint8).view(np.int8)
 
-    @functools.cached_property
+    @cached_property
     def whole_pixels(self) -> Layer:
         """The same of as many channels as pixels have where the last ones are padded with zeros, as of a picture whose
         channels were in front: weights of these are zero."""
@@ -234,7 +234,7 @@ class Layer:
         source = dataclasses.replace(view, shape=(*view.shape[:3], view.quads * 4))
         return dataclasses.replace(self, source=source, weights=np.pad(self.weights, [(0, 0)] * 3 + [(0, missing)]))
 
-    @functools.cached_property
+    @cached_property
     def joined_pixels(self) -> Layer | None:
         """The same of fewer and wider pixels: where a window is moved by two or four pixels of four channels at a time,
         as many side by side are one pixel with the channels of all. A step has whole chunks then, and there are fewer
