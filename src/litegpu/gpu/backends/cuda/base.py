@@ -214,12 +214,12 @@ class LoadedKernel:
         if threads > most:
             raise DeviceError(f"{what} needs too many registers for its {threads} threads: at most {most} can run")
         self._threads, self._what, self._held = threads, what, dict[int, int]()
-        self._most_shared_bytes = 0
         self.resident = 1  # workgroups that fit on a multiprocessor; known where it matters
+        self._fixed_bytes = 0  # of shared memory, that the text declares; known likewise
         if overlap.waits and not overlap.latency:
             fixed = driver.cuFuncGetAttribute(attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, self.function)
-            self._most_shared_bytes = device.shared_memory.workgroup - int(checked(fixed, what))
-            self._allow(self._most_shared_bytes, what)
+            self._fixed_bytes = int(checked(fixed, what))
+            self._allow(device.shared_memory.workgroup - self._fixed_bytes, what)
             self.resident = self._fitting(kernel.shared_bytes)
 
     def shared_bytes_for(self, workgroups: int) -> int:
@@ -234,7 +234,7 @@ class LoadedKernel:
     def _hold(self, workgroups: int) -> int:
         shared = self.device.shared_memory
         each = min(shared.multiprocessor // workgroups - shared.reserved, shared.workgroup)
-        size = (each // _SHARED_UNIT * _SHARED_UNIT) - (shared.workgroup - self._most_shared_bytes)
+        size = each // _SHARED_UNIT * _SHARED_UNIT - self._fixed_bytes
         return size if size > 0 and self._fitting(size) == workgroups else 0
 
     def _allow(self, shared_bytes: int, what: str) -> None:
