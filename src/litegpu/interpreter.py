@@ -562,8 +562,8 @@ class Interpreter:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._close(wait=kind is None or issubclass(kind, Exception))  # Ctrl-C does not wait
 
-    def __del__(self) -> None:
-        if sys.is_finalizing():  # what it would free may be gone
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if finalizing():  # what it would free may be gone
             return
         background = getattr(self, "_background", None)
         if background is not None:

@@ -246,20 +246,25 @@ API cuOccupancyMaxActiveBlocksPerMultiprocessor(int* n, Handle f, int threads, s
 API cuFuncSetAttribute(Handle f, int, int) { IN_CONTEXT; ALIVE(f); return SUCCESS; }
 
 struct Config { unsigned grid[3], block[3], shared; Handle stream; void* attributes; unsigned count; };
+struct Window { uintptr_t at; size_t size; float ratio; int hit, miss; };
+struct Attribute { unsigned id, padding; union { int value; Window window; char bytes[64]; }; };
 API cuLaunchKernelEx(const Config* c, Handle f, void** params, void**) {
   IN_CONTEXT;
   ALIVE(f);
   Config config = *c;
-  if (config.count) {  // id, padding, value
-    const unsigned* a = (const unsigned*)config.attributes;
-    if (config.count != 1 || a[0] != 6 || a[2] != 1) return INVALID_VALUE;
+  bool early = false;
+  for (unsigned i = 0; i < config.count; i++) {
+    const Attribute& one = ((const Attribute*)config.attributes)[i];
+    if (one.id == 6 && one.value == 1) early = true;
+    else if (one.id != 1 || one.window.ratio != 1 || one.window.hit != 1 || !inside(device_memory, one.window.at, one.window.size))
+      return INVALID_VALUE;  // the other one that is known: streaming, of memory of the device
   }
   Function* function = (Function*)f;
   return enqueue(config.stream, [=] {
     *function->waited = false;
     function->launch(params, config.grid, config.block, config.shared);
     // started early without waiting: on a GPU it may have read what was not written yet
-    return config.count && !*function->waited ? NOT_PERMITTED : SUCCESS;
+    return early && !*function->waited ? NOT_PERMITTED : SUCCESS;
   });
 }
 

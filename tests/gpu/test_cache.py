@@ -59,7 +59,7 @@ def example(key: str = "k", size: int = 300, images: tuple[bytes, ...] = (b"imag
     program = Program(
         kernels=(KernelCode("a", "text ä", (8, 4, 1), ("read", "read_write"), 16, ("-x",), (MAP,)),),
         dispatches=(
-            Dispatch(0, (3, 2, 1), (Binding("arena", 0, 64), Binding("constants", 0, 16)), "conv [1]", (1, 2)),
+            Dispatch(0, (3, 2, 1), (Binding("arena", 0, 64), Binding("constants", 0, 16)), "conv [1]", (1, 2), 0),
         ),
         constants=np.arange(size, dtype=np.uint8),
         arena_size=256,

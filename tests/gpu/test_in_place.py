@@ -18,9 +18,12 @@ SHAPE = (2, 8, 8, 16)
 SMALL_CACHE = Features(cache_bytes=1024)
 
 
-def block(*, again: bool = False, self_added: bool = False, late: bool = False, output: bool = False) -> Graph:
+def block(
+    *, again: bool = False, self_added: bool = False, late: bool = False, output: bool = False, narrow: bool = False
+) -> Graph:
     """a = conv(x), b = conv(a), c = conv(b) + a, conv(c). `again`: the last one adds a too. `self_added`: b is added
-    in place of a. `late`: a is added with one channel for all. `output`: a is an output too."""
+    in place of a. `late`: a is added with one channel for all. `output`: a is an output too. `narrow`: b has half of
+    the channels."""
     rng = np.random.default_rng(0)
     g = GraphBuilder()
 
@@ -32,7 +35,7 @@ def block(*, again: bool = False, self_added: bool = False, late: bool = False, 
 
     x = g.value(SHAPE, DType.FLOAT32)
     a = conv(x, channels=1 if late else 16)
-    b = conv(a)
+    b = conv(a, channels=8 if narrow else 16)
     c = conv(b, b if self_added else a)
     d = conv(c, a) if again else conv(c)
     return g.graph([x], [a, d] if output else [d])
@@ -104,6 +107,36 @@ def test_what_was_begun_before_stays() -> None:
     begun = conv(first)
     out = conv(joined(conv(begun, a), begun))
     assert not any(is_in_place(build_program(g.graph([x], [out]), SMALL_CACHE, "cuda")))
+
+
+@pytest.mark.parametrize("change", ["", "self_added", "output", "again"])
+@pytest.mark.parametrize("features", [SMALL_CACHE, Features()])
+def test_what_a_launch_is_the_last_to_read_is_spent(change: str, features: Features) -> None:
+    """Which a is not where it is read by the third launch as well."""
+    program = build_program(block(**({change: True} if change else {})), features, "cuda")
+    spent = [None if d.spent is None else d.bindings[d.spent].offset for d in program.dispatches]
+    assert spent == [None if i == 1 and change != "self_added" else at[0] for i, at in enumerate(places(program))]
+
+
+def test_what_a_result_takes_the_place_of_is_not_spent() -> None:
+    program = build_program(block(narrow=True), SMALL_CACHE, "cuda")
+    assert is_in_place(program) == [False, False, True, False]
+    last = program.dispatches[2]
+    assert last.spent is not None and last.bindings[last.spent].offset == places(program)[2][0]
+    apart = build_program(block(narrow=True), Features(), "cuda").dispatches[2]
+    assert apart.spent is not None and apart.bindings[apart.spent].size == 2 * last.bindings[last.spent].size
+
+
+def test_the_largest_of_what_is_spent() -> None:
+    """Of what a sum adds up: one value for each channel, and the other one of all pixels."""
+    g = GraphBuilder()
+    few, x = g.value((2, 1, 1, 16), DType.FLOAT32), g.value(SHAPE, DType.FLOAT32)
+    weights = g.constant(np.eye(16).reshape(16, 1, 1, 16))
+    out = g.node(Conv2D(), [x, weights], g.value(SHAPE, DType.FLOAT32), apply("add", RESULT, Arg(1)), [few])
+    (dispatch,) = build_program(g.graph([few, x], [out]), Features(), "cuda").dispatches
+    assert dispatch.spent is not None
+    sizes = [b.size for b in dispatch.bindings[:-1] if b.space == "arena"]
+    assert dispatch.bindings[dispatch.spent].size == max(sizes) > min(sizes)
 
 
 def test_results_of_less_than_a_line_lie_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:

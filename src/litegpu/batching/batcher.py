@@ -197,8 +197,8 @@ class Batcher:
         calm = kind is None or issubclass(kind, Exception)
         self._lanes.close(drain=calm, wait=calm)  # Ctrl-C does not wait
 
-    def __del__(self) -> None:
-        if hasattr(self, "_lanes") and not sys.is_finalizing():
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if hasattr(self, "_lanes") and not finalizing():
             self._lanes.close(drain=True, wait=False)
 
     def __reduce__(self) -> Any:

@@ -12,7 +12,7 @@ import ctypes
 import functools
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -59,12 +59,12 @@ class _Inbox:
             self.__del__()
             raise
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
         address, self.address = self.address, 0
         if address:
             self._functions.free_inbox(address)
         if self.file >= 0:
-            os.close(self.file)
+            close(self.file)
             self.file = -1
 
 

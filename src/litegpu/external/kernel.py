@@ -110,8 +110,8 @@ class HostKernel:
             self._library.kernel_free(address)
             self._close()
 
-    def __del__(self) -> None:
-        if sys.is_finalizing():
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if finalizing():
             return
         if self._kernel is not None:
             self._kernel.close()  # once more, or after an interruption for the first time

@@ -153,7 +153,11 @@ def _program(plan: _Plan, launches: list[tuple[Node, Launch]]) -> Program:
     dispatches: list[Dispatch] = []
     used: dict[int, list[tuple[int, int]]] = {}  # root -> (dispatch, binding)
     exactly: set[int] = set()  # roots that somebody reads, or writes, as they are
-    for (node, launch), turn in zip(launches, turns, strict=True):
+    ends: dict[int, list[int]] = {}  # the last steps of roots that were written before; of frames this says nothing
+    for root, life in lifetimes.items() if plan.frame is None else ():
+        if life.first < life.last:
+            ends.setdefault(life.last, []).append(root)
+    for step, ((node, launch), turn) in enumerate(zip(launches, turns, strict=True)):
         bindings: list[Binding] = []
         for m in launch.kernel.buffers:
             operand = launch.operands[m.name]
@@ -173,11 +177,9 @@ def _program(plan: _Plan, launches: list[tuple[Node, Launch]]) -> Program:
                 ),
                 node.sources,
             )
-        dispatches.append(
-            Dispatch(
-                _printed(code, node, launch, turn), launch.kernel.dispatch, tuple(bindings), launch.label, node.sources
-            )
-        )
+        kernel, written = _printed(code, node, launch, turn), offsets[placed.views[node.output].root]
+        spent = _largest(bindings, {offsets[root] for root in ends.get(step, ())} - {written})
+        dispatches.append(Dispatch(kernel, launch.kernel.dispatch, tuple(bindings), launch.label, node.sources, spent))
     lasting = {placed.views[v].root for v in (*outputs, *kept)}
     given = {placed.views[v].root for v in (*inputs, *kept)}
     return Program(
@@ -194,6 +196,12 @@ def _program(plan: _Plan, launches: list[tuple[Node, Launch]]) -> Program:
         variables=tuple(_port(placed, v, offsets) for v in kept),
         in_float32=plan.in_float32,
     )
+
+
+def _largest(bindings: Sequence[Binding], offsets: Collection[int]) -> int | None:
+    """The number of the largest of those in the arena at these offsets."""
+    sizes = {i: b.size for i, b in enumerate(bindings) if b.space == "arena" and b.offset in offsets}
+    return max(sizes, key=lambda i: sizes[i], default=None)
 
 
 def describe(program: Program) -> str:

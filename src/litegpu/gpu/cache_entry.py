@@ -22,7 +22,7 @@ from litegpu.gpu.graph import DType
 from litegpu.gpu.program import Binding, Dispatch, KernelCode, MemoryReport, Port, Program, Region, RowMap
 
 #: To be raised with every change of the format or of what a Program means.
-MAGIC = b"litegpu-entry-05"
+MAGIC = b"litegpu-entry-06"
 _CHECKSUM = 32
 _LENGTH = struct.Struct("<Q")
 _START = len(MAGIC) + _CHECKSUM + _LENGTH.size
@@ -63,7 +63,7 @@ def encode(entry: CacheEntry) -> list[bytes | memoryview]:
                 for k in program.kernels
             ],
             "dispatches": [
-                (d.kernel, d.groups, [(b.space, b.offset, b.size) for b in d.bindings], d.label, d.sources)
+                (d.kernel, d.groups, [(b.space, b.offset, b.size) for b in d.bindings], d.label, d.sources, d.spent)
                 for d in program.dispatches
             ],
             "arena": program.arena_size,
@@ -140,8 +140,8 @@ def _entry(header: Mapping[str, Any], room: memoryview) -> CacheEntry:
         )
     )
     dispatches = tuple(
-        Dispatch(kernel, _triple(groups), tuple(Binding(*b) for b in bindings), label, tuple(sources))
-        for kernel, groups, bindings, label, sources in header["dispatches"]
+        Dispatch(kernel, _triple(groups), tuple(Binding(*b) for b in bindings), label, tuple(sources), spent)
+        for kernel, groups, bindings, label, sources, spent in header["dispatches"]
     )
     program = Program(
         kernels,

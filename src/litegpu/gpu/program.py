@@ -46,13 +46,14 @@ class Binding:
 
 @dataclass(frozen=True)
 class Dispatch:
-    """One launch of a kernel."""
+    """One launch of a kernel. `spent`: the largest of its bindings that it only reads and nothing does afterwards."""
 
     kernel: int  # index into Program.kernels
     groups: tuple[int, int, int]  # each at most Features.max_groups
     bindings: tuple[Binding, ...]
     label: str  # for profiles: the op and its .tflite nodes, e.g. "conv_2d [3,4]"
     sources: tuple[int, ...]  # .tflite node numbers
+    spent: int | None = None
 
 
 @dataclass(frozen=True)

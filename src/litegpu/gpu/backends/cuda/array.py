@@ -188,8 +188,8 @@ class PooledMemory:
         self.address, self.size, self.stream = address, size, stream
         self._pool = pool
 
-    def __del__(self) -> None:
-        if not sys.is_finalizing():
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not finalizing():
             self._pool.give_back(self.address, self.size, self.stream)
 
 

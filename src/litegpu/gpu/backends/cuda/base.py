@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -72,6 +72,8 @@ class CudaDeviceBase:
             self.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
             self.attribute("RESERVED_SHARED_MEMORY_PER_BLOCK"),
         )
+        #: Of what one launch can say how the second-level cache is to keep it; 0 where it cannot.
+        self.access_window_bytes = self.attribute("MAX_ACCESS_POLICY_WINDOW_SIZE")
         self.shared_memory_percent = shared_memory_percent(self.shared_memory.multiprocessor)
         self.info = DeviceInfo(found.name, "cuda", driver_text, False, found.uuid)
         self.lost = False
@@ -175,9 +177,9 @@ class _Module:
         # the driver reads PTX as text up to a zero
         self.handle = checked(driver.cuModuleLoadData(ctypes.create_string_buffer(image)), what)
 
-    def __del__(self) -> None:
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         handle, self.handle = self.handle, None
-        if handle is not None and not sys.is_finalizing() and not self._device.lost:
+        if handle is not None and not finalizing() and not self._device.lost:
             with self._device.context:
                 driver.cuModuleUnload(handle)
 

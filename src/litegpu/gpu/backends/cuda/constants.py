@@ -6,6 +6,7 @@ import bisect
 import itertools
 import sys
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -40,8 +41,8 @@ class DeviceConstants:
             checked(driver.cuMemcpyHtoDAsync(self.address, values.ctypes.data, values.nbytes, stream), what)
             synchronize(stream, what)
 
-    def __del__(self) -> None:
-        if self.address and not self._device.lost and not sys.is_finalizing():
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if self.address and not self._device.lost and not finalizing():
             with self._device.context:
                 driver.cuMemFree(self.address)
 

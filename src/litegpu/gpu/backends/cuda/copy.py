@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -140,8 +140,8 @@ class Pinned:
             self.address = int(checked(driver.cuMemHostAlloc(size, 0), f"{size} bytes of pinned memory"))
         self.__array_interface__ = {"data": (self.address, False), "shape": (size,), "typestr": "|u1", "version": 3}
 
-    def __del__(self) -> None:
-        if self.address and not self.device.lost and not sys.is_finalizing():
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if self.address and not self.device.lost and not finalizing():
             with self.device.context:
                 driver.cuMemFreeHost(self.address)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cuda.bindings import driver
@@ -21,7 +21,8 @@ _MAP_BYTES, _MAP_ALIGNMENT = 128, 64
 @dataclass(frozen=True)
 class GraphLaunch:
     """One dispatch. `params` holds the pointers to the arguments, `arguments` the device addresses themselves. `early`:
-    whether it gains by being started before the kernel in front of it has ended, where it can be."""
+    whether it gains by being started before the kernel in front of it has ended, where it can be. `streamed`: the
+    number of an argument, and how many bytes there the second-level cache lets go of first."""
 
     kernel: LoadedKernel
     groups: tuple[int, int, int]
@@ -31,6 +32,7 @@ class GraphLaunch:
     params: Any
     arguments: Any
     early: bool = True
+    streamed: tuple[int, int] | None = None
     maps: tuple[Any, ...] = ()  # arguments behind the addresses, kept
 
     def enqueue(self, stream: Any, overlap: bool = False) -> None:
@@ -41,16 +43,42 @@ class GraphLaunch:
         config.blockDimX, config.blockDimY, config.blockDimZ = self.workgroup
         config.sharedMemBytes = self.shared_bytes
         config.hStream = stream
-        if overlap and self.early and self.kernel.waits:
-            attribute = driver.CUlaunchAttribute()
-            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-            attribute.value.programmaticStreamSerializationAllowed = 1
-            config.attrs = [attribute]
-            config.numAttrs = 1
+        attributes = [_starts_early()] if overlap and self.early and self.kernel.waits else []
+        if self.streamed is not None:
+            argument, size = self.streamed
+            attributes.append(_streaming(self.arguments[argument], size))
+        if attributes:
+            config.attrs = attributes
+            config.numAttrs = len(attributes)
         checked(
             driver.cuLaunchKernelEx(config, self.kernel.function, ctypes.addressof(self.params), 0),
             f"{self.kernel.device}: launch of kernel {self.kernel.name!r} ({self.label})",
         )
+
+    def moved(self, argument: int, address: int) -> GraphLaunch:
+        """The same with another address for one of its arguments."""
+        addresses = [*self.arguments]
+        addresses[argument] = address
+        made = make_launch(self.kernel, self.groups, self.workgroup, self.shared_bytes, self.label, addresses)
+        return replace(made, early=self.early, streamed=self.streamed)
+
+
+def _starts_early() -> Any:
+    """The launch attribute by which a kernel may start before the one in front of it has ended."""
+    attribute = driver.CUlaunchAttribute()
+    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    attribute.value.programmaticStreamSerializationAllowed = 1
+    return attribute
+
+
+def _streaming(address: int, size: int) -> Any:
+    """The launch attribute by which the second-level cache lets go of these bytes first."""
+    attribute, window = driver.CUlaunchAttribute(), driver.CUaccessPolicyWindow()
+    window.base_ptr, window.num_bytes, window.hitRatio = address, size, 1.0
+    window.hitProp = window.missProp = driver.CUaccessProperty.CU_ACCESS_PROPERTY_STREAMING
+    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW
+    attribute.value.accessPolicyWindow = window
+    return attribute
 
 
 def make_launch(

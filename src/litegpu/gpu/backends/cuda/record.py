@@ -37,10 +37,12 @@ class Recorder:
         helpers: Helpers,
         stream: Any,
         overlap: Overlap,
+        streamed: Mapping[int, tuple[int, int]],
         setter: LoadedKernel | None = None,
     ) -> None:
         """`kernels` of the program in order. `overlap`: which start before those in front of them have ended.
-        `setter`: what sets conditions, None if there are none or graphs cannot have them."""
+        `streamed`: what the second-level cache lets go of first (access_policy.py). `setter`: what sets
+        conditions, None if there are none or graphs cannot have them."""
         self._program = program
         self._memory = memory
         self._helpers = helpers
@@ -53,6 +55,8 @@ class Recorder:
         self._widening_graphs: list[CudaGraph] = []
         self._bound_graphs: list[tuple[Ways, CudaGraph]] = []  # latest last
         self.launches = [self._launch(kernels, dispatch) for dispatch in program.dispatches]
+        for i, what in streamed.items():
+            self.launches[i] = replace(self.launches[i], streamed=what)
         self._setter = setter
         #: Whether graphs are of whole inferences; else they are empty, as the driver has no conditional nodes.
         self.has_whole_graph = setter is not None or not program.regions
@@ -285,9 +289,5 @@ def _moved(launches: Sequence[GraphLaunch], places: Sequence[tuple[int, int]], a
     """The launches with another address at some of (launch, argument)."""
     found = list(launches)
     for i, argument in places:
-        old = found[i]
-        addresses = list(old.arguments)
-        addresses[argument] = address
-        moved = make_launch(old.kernel, old.groups, old.workgroup, old.shared_bytes, old.label, addresses)
-        found[i] = replace(moved, early=old.early)
+        found[i] = found[i].moved(argument, address)
     return found

@@ -7,6 +7,7 @@ import functools
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 
 import numpy as np
 from cuda.bindings import driver
@@ -120,11 +121,11 @@ class _Owner:
         self._registered = registered
         self.root = weakref.ref(root, self._freed)
 
-    def _freed(self, _: object) -> None:
+    def _freed(self, _: object, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """What is raised here is printed and lost, Ctrl-C too; and memory that stays registered would not be what is
         there the next time."""
         try:
-            if not sys.is_finalizing():
+            if not finalizing():
                 self._registered.forget(self)
         except KeyboardInterrupt:
             self._registered.forget(self)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -150,8 +151,8 @@ class _Block:
         self.forks = fork.count()
         self.registered = False
 
-    def __del__(self) -> None:
-        if getattr(self, "registered", False) and not sys.is_finalizing():
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if getattr(self, "registered", False) and not finalizing():
             fork.keep(self.memory)
 
 
@@ -178,8 +179,8 @@ class _Lease:
             "data": (block.address, False), "shape": (block.size,), "typestr": "|u1", "version": 3,
         }  # fmt: skip
 
-    def __del__(self) -> None:
-        if not sys.is_finalizing():
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not finalizing():
             self._pool.come_back(self._block)
 
 

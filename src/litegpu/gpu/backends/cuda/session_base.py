@@ -17,9 +17,8 @@ from litegpu.errors import DeviceError
 from litegpu.gpu.backends.abilities import PlainOutputs
 from litegpu.gpu.backends.check import NUMPY, check_array, check_has_run, check_program
 from litegpu.gpu.backends.contract import SHORT_SECONDS
-from litegpu.gpu.backends.cuda.array import (
-    MemoryPool,
-)
+from litegpu.gpu.backends.cuda.access_policy import streamed_bindings
+from litegpu.gpu.backends.cuda.array import MemoryPool
 from litegpu.gpu.backends.cuda.base import CudaDeviceBase, LoadedKernel
 from litegpu.gpu.backends.cuda.binding import Bindings
 from litegpu.gpu.backends.cuda.conditional import needed
@@ -319,8 +318,8 @@ class CudaSessionBase:
         if wait:
             self.device.free_what_was_left()
 
-    def __del__(self) -> None:
-        if hasattr(self, "_blocking") and not sys.is_finalizing():
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if hasattr(self, "_blocking") and not finalizing():
             self.close(wait=False)
 
     def _streams(self) -> list[Any]:
@@ -396,7 +395,11 @@ class CudaSessionBase:
         kernels, helpers = told_apart(self.program, kernels)
         self._results = Results(self.program, memory, self._bindings, self._pools.host, helpers.look)
         setter = next(iter(setters), None)
-        recorder = self._recorder = Recorder(self.program, memory, kernels, helpers, self._stream, self.overlap, setter)
+        device = self.device
+        streamed = streamed_bindings(self.program, device.features.cache_bytes, device.access_window_bytes)
+        recorder = self._recorder = Recorder(
+            self.program, memory, kernels, helpers, self._stream, self.overlap, streamed, setter
+        )
         inputs = self._inputs = Inputs(
             self.device, self.program, memory, recorder, self._pools.registered, self._stream,
             rounds=self.wait == "do_not_wait",

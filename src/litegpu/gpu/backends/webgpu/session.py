@@ -265,8 +265,8 @@ class WebGpuSession:
         if wait and first:
             heap.trim()
 
-    def __del__(self) -> None:
-        if hasattr(self, "_bindings") and not sys.is_finalizing():
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if hasattr(self, "_bindings") and not finalizing():
             self.close(wait=False)
 
     def _free(self) -> None:
