@@ -156,8 +156,8 @@ def test_auto_counts_transposed_convolutions_at_the_price_of_the_language(monkey
         assert choose("auto", partition(m.build()), features, True).integer == integer
 
 
-#: By how much the slower may be so: two runs differ by as much.
-NOISE = 1.02
+#: By how much the slower may be so: two sessions differ by as much.
+NOISE = 1.03
 #: A device with the kernels that were measured.
 HOPPER = Features(float16=True, native="cuda", capability=90, compute_units=132, byte_products=True)
 
@@ -174,7 +174,7 @@ def test_auto_takes_what_was_faster(name: str, batch: int, models_dir: Path) -> 
 
 @pytest.mark.parametrize("work", [
     native.ByteWork(2e9, 10**8, 0, 30, 64, zero_points=True), native.ByteWork(2e9, 10**8, 10**7, 30, 64),
-    native.ByteWork(2e8, 6 * 10**6, 0, 70, 1), native.ByteWork(2e6, 3 * 10**4, 0, 70, 1),
+    native.ByteWork(2e8, 6 * 10**6, 0, 70, 1), native.ByteWork(4e6, 3 * 10**4, 0, 70, 1),
 ])  # fmt: skip
 def test_networks_that_are_faster_in_whole_numbers(work: native.ByteWork) -> None:
     """Each by one limit, and no longer where the next smaller of something is given."""

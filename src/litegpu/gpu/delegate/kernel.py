@@ -414,9 +414,8 @@ class GpuKernel:
 
     def finish(self) -> None:
         """Wait for the inference that was started, if any, and fill the arrays that invoke() gave."""
-        if self._pending:
-            with self._lock:
-                self._finish()
+        with self._lock:  # also where nothing is pending yet: another thread's inference may be under way
+            self._finish()
 
     def _finish(self) -> None:
         if not self._pending:

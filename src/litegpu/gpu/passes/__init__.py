@@ -30,6 +30,7 @@ from litegpu.gpu.passes.softmax import join_softmax, reduce_softmax
 from litegpu.gpu.passes.split import split_reductions
 from litegpu.gpu.passes.spreading import spread_pixels
 from litegpu.gpu.passes.squeezing import squeeze_first
+from litegpu.gpu.passes.tables import fold_tables
 from litegpu.gpu.passes.windows import split_windows
 
 
@@ -44,7 +45,7 @@ def optimise(graph: Graph, features: Features, half: bool = False) -> Graph:
     graph = join_instance_norm(squeeze_first(divide_layers(graph)), features)
     for _ in range(2):  # what became one function may pass what its parts, of which one was read twice, could not
         graph = fuse_elementwise(fold_constants(raise_elementwise(graph)), features.max_buffers)
-    graph = reread(join_layer_norm(graph), features.max_buffers)
+    graph = reread(join_layer_norm(fold_tables(graph)), features.max_buffers)
     graph = spread_pixels(join_siblings(join_averages(average_first(graph), features.max_buffers)))
     own = native.of(features)
     graph = graph if own is None else own.join_first(graph, features, half)

@@ -13,6 +13,7 @@ from litegpu.gpu.backends.cuda.kernels import (
     excite,
     group_norm,
     integer,
+    lookup,
     matmul,
     mean,
     moments,
@@ -57,12 +58,14 @@ from litegpu.gpu.kernels.native import ByteWork
 from litegpu.gpu.lang.features import Features
 
 #: Elements that an operator computes, on average, from which on kernels take longer than to be launched (and the same
-#: where weights have zero points, which take longer in whole numbers), and multiplications for each element from which
-#: on whole numbers are faster than float16 there.
-LARGE, LARGE_OF_ZERO_POINTS, MANY_EACH_OF_LARGE = 1e5, 3.7e5, 15
+#: where weights have zero points, which take longer in whole numbers: of few multiplications for each element, and of
+#: so many and more, as they are done twice), and multiplications for each element from which on whole numbers are
+#: faster than float16 there.
+LARGE, MANY_EACH_OF_LARGE = 1e5, 15
+LARGE_OF_ZERO_POINTS, MANY_EACH_OF_ZERO_POINTS, LARGER_OF_ZERO_POINTS = 3.7e5, 60, 3e6
 #: The latter below, where float16 has fewer kernels: for networks of so many multiplications for one image that look up
-#: few elements, and for others. (Measured on an H200: tests/gpu/delegate/measured_arithmetic.py.)
-MANY_EACH_OF_SOME, SOME_PRODUCTS, FEW_TABLES, MANY_EACH = 25, 1e8, 0.02, 60
+#: few elements, and for others. (Measured on an H100: tests/gpu/delegate/measured_arithmetic.py.)
+MANY_EACH_OF_SOME, SOME_PRODUCTS, FEW_TABLES, MANY_EACH = 25, 1e8, 0.02, 120
 
 #: Keys up to which one kernel of the language takes no longer than native products.
 FEW_KEYS = 32
@@ -81,6 +84,7 @@ _LAUNCHES: dict[type[graph.Op], Callable[[KernelContext], list[Launch] | None]] 
     graph.IntegerSoftmax: softmax.build,
     graph.InvertedConv2D: widening.build,
     graph.JoinedMoments: moments.build,
+    graph.Lookup: lookup.build,
     graph.MatMul: matmul.build,
     graph.MeanConv2D: mean.build,
     graph.MomentsConv2D: pointwise.build_with_moments,
@@ -140,7 +144,11 @@ class CudaNative:
     def multiplies_bytes(self, features: Features, work: ByteWork) -> bool:
         if features.capability < LEAST_CAPABILITY:
             return False
-        if work.elements >= (LARGE_OF_ZERO_POINTS if work.zero_points else LARGE) * work.operators:
+        large = LARGE
+        if work.zero_points:
+            few = work.products < MANY_EACH_OF_ZERO_POINTS * work.elements
+            large = LARGE_OF_ZERO_POINTS if few else LARGER_OF_ZERO_POINTS
+        if work.elements >= large * work.operators:
             return work.products >= MANY_EACH_OF_LARGE * work.elements
         some = work.products >= SOME_PRODUCTS * max(work.batch, 1) and work.tables <= FEW_TABLES * work.elements
         least = MANY_EACH_OF_SOME if some else MANY_EACH

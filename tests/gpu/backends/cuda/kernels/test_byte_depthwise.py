@@ -61,7 +61,6 @@ def test_cases(device, monkeypatch, case: str, kind: DType, pixels: tuple[int, i
         byte_depthwise, "ranked", lambda *a: [b for b in found(*a) if (b.y, b.x) == pixels] or found(*a)
     )
     monkeypatch.setattr(byte_depthwise, "cost", lambda layer, block, units: -1.0)
-    monkeypatch.setattr(byte_depthwise, "MEASURED_TAPS", byte_depthwise.MOST_TAPS)
     graph, x = network(case, kind)
     program = build_program(graph, device.features, "cuda", half=False)
     assert "byte_depthwise" in {k.name for k in program.kernels}
@@ -80,7 +79,6 @@ def test_few_weights_that_are_no_bytes(device, monkeypatch, case: str, kind: DTy
     if device.features.capability < byte_depthwise.LEAST_CAPABILITY:
         pytest.skip("needs products of four bytes")
     monkeypatch.setattr(byte_depthwise, "cost", lambda layer, block, units: -1.0)
-    monkeypatch.setattr(byte_depthwise, "MEASURED_TAPS", byte_depthwise.MOST_TAPS)
     graph, x = network(case, kind, rests)
     program = build_program(graph, device.features, "cuda", half=False)
     assert "byte_depthwise" in {k.name for k in program.kernels}

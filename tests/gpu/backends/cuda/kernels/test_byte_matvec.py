@@ -17,6 +17,7 @@ CASES = {
     "a row": ((1, 1, 1, 1024), (1000, 1, 1, 1024), Conv2D(zero_point=-128), DType.INT8),
     "eight rows, unsigned": ((2, 1, 4, 272), (20, 1, 1, 272), Conv2D(zero_point=77), DType.UINT8),
     "few channels": ((1, 1, 3, 64), (8, 1, 1, 64), Conv2D(), DType.INT8),
+    "eight rows, four lanes": ((2, 2, 2, 52), (24, 1, 1, 52), Conv2D(zero_point=-7), DType.INT8),
     "four at once": ((1, 1, 5, 148), (12, 1, 1, 148), Conv2D(zero_point=5), DType.UINT8),
     "eight at once": ((1, 1, 1, 3000), (36, 1, 1, 3000), Conv2D(zero_point=3), DType.INT8),
     "outputs are no quads": ((1, 1, 1, 640), (10, 1, 1, 640), Conv2D(zero_point=-9), DType.INT8),

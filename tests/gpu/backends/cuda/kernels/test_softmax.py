@@ -114,10 +114,15 @@ def test_longer_rows_have_the_kernel_of_the_language(device) -> None:
     assert [program.kernels[d.kernel].name for d in program.dispatches] == ["integer_softmax"]
 
 
-def test_short_rows_have_a_thread_each() -> None:
-    """Of up to 64 channels; longer ones have a warp or more."""
+def test_short_rows_have_a_thread_each_or_a_few_lanes() -> None:
+    """Of up to 64 channels, by how many there are; longer ones have a warp or more."""
     features = Features(float16=True, native="cuda", capability=90, compute_units=132)
-    for channels, rows, workgroup, groups in ((64, 65, 64, 2), (12, 10**5, 256, 391), (68, 65, 128, 17)):
+    for channels, rows, workgroup, groups in (
+        (64, 65, 64, 17),
+        (12, 65, 64, 5),
+        (12, 10**5, 256, 391),
+        (68, 65, 128, 17),
+    ):
         graph = network((1, 1, rows, channels), DType.INT8, TABLES["usual"], 1 / 256)
         program = build_program(graph, features, "cuda", half=True)
         (dispatch,) = program.dispatches

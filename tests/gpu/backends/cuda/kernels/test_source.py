@@ -44,6 +44,7 @@ def test_every_kernel_is_looked_at() -> None:
         "halo.cu",
         "inverted.cu",
         "long_depthwise.cu",
+        "lookup.cu",
         "lstm.cu",
         "matmul.cu",
         "matvec.cu",

@@ -18,8 +18,8 @@ from litegpu.gpu.kernels.context import KernelContext, Launch
 
 #: Taps that a word holds, and channels of a thread.
 WORD, LANES = 4, 4
-#: Of a row and a column of the window; and of a row as far as it was measured: beyond that only where `tuning` does.
-MOST_TAPS, MEASURED_TAPS = 5, 4
+#: Of a row and a column of the window.
+MOST_TAPS = 5
 #: Rows and columns of the output pixels of a thread, and its inputs.
 PIXELS = ((1, 2), (2, 2), (2, 4), (4, 2), (4, 4), (7, 2), (1, 4))
 MOST_INPUTS = 80

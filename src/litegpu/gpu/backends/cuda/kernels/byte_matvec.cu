@@ -3,7 +3,7 @@
 // output are under way at once, the first of them before the rows exist. Bytes are multiplied four at once, unsigned ones
 // less 128, and sums are int32.
 //
-// Constants from the host: LANES (8, 16 or 32), THREADS, EARLY; ROWS, QUADS (of outputs); DEPTH (bytes, a multiple of
+// Constants from the host: LANES (4, 8, 16 or 32), THREADS, EARLY; ROWS, QUADS (of outputs); DEPTH (bytes, a multiple of
 // VECTOR), CHUNKS; VECTOR (bytes that can be loaded at once: 16, 8 or 4); OFFSET, PITCH (bytes from row to row); UNSIGNED.
 #if VECTOR == 16
 typedef uint4 Piece;
@@ -83,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const signed char* x,
   if (quad >= QUADS) return;
 #pragma unroll
   for (unsigned row = 0; row < ROWS; row++)
-    if (lane == row)
+    if (lane == row % LANES)
       STORE(row, quad, (int4{sums[row][0] + more.x, sums[row][1] + more.y, sums[row][2] + more.z, sums[row][3] + more.w}), constants,
             STORE_OPERANDS(row, quad));
 }

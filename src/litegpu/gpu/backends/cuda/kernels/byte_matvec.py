@@ -32,7 +32,7 @@ def launch(ctx: KernelContext, layer: Layer) -> Launch:
     """The layer; see byte_matvec.cu for the constants."""
     rows, outputs, depth = math.prod(layer.shape[:3]), layer.shape[3], layer.source.quads * 4
     units, chunks, quads = ctx.features.compute_units or USUAL_UNITS, -(-depth // 16), -(-outputs // 4)
-    lanes = next((n for n in (8, 16) if n * MOST_EARLY >= chunks), 32)
+    lanes = 4 if chunks <= 4 else next((n for n in (8, 16) if n * MOST_EARLY >= chunks), 32)
     threads = next((n for n in (128, 64) if quads * lanes >= units * n), 32)
     packed = np.zeros((quads * 4, chunks * 16), np.int8)
     packed[:outputs, : layer.weights.shape[3]] = layer.weights.reshape(outputs, -1)

@@ -64,8 +64,6 @@ def build(ctx: KernelContext) -> list[Launch] | None:
         long = long_depthwise.ranked(layer, units)
         options += [(long_depthwise.cost(layer, block, units), long_depthwise.launch, block) for block in long]
     by_words = byte_depthwise.ranked(layer, ctx.features.capability, units)
-    if ctx.most == 1 and weights.shape[2] > byte_depthwise.MEASURED_TAPS:
-        by_words = []
     waits = ctx.features.capability == WARPGROUP_CAPABILITY and overlapped.will_overlap(ctx.graph)
     words: list[Option] = [
         (byte_depthwise.cost(layer, block, units), byte_depthwise.launch, block) for block in by_words

@@ -17,7 +17,8 @@ from litegpu.gpu.lang.kernel import Kernel
 MOST_EACH = 64
 #: Warps of a workgroup, which have a row together where it has so many channels and there are fewer rows than these.
 WARPS, LONG, MANY_ROWS = 4, 256, 2112
-#: Channels up to which a thread has a row; threads of a workgroup where there are few rows, and where there are many.
+#: Channels up to which one sum of all takes as long as anything; threads of a workgroup where a few lanes have a row,
+#: and where each has one, as there are many.
 SHORT, THREADS = 64, (64, 256)
 
 
@@ -41,9 +42,10 @@ def build(ctx: KernelContext) -> list[Launch] | None:
         "ROWS": rows, "CHANNELS": channels, "QUADS": -(-channels // 4), "SCALE": float_text(op.scale),
     }  # fmt: skip
     if channels <= SHORT:
-        file, threads = "short_softmax.cu", THREADS[rows >= MANY_ROWS * WARPS]
-        groups = -(-rows // threads)
-        constants |= {"THREADS": threads}
+        many = rows >= MANY_ROWS * WARPS
+        file, threads, team = "short_softmax.cu", THREADS[many], 1 if many else _power_of_two(-(-channels // 4))
+        groups = -(-rows * team // threads)
+        constants |= {"THREADS": threads, "TEAM": team}
     else:
         file, threads, groups = "softmax.cu", 32 * WARPS, -(-rows * team // WARPS)
         constants |= {"EACH": each, "WARPS": WARPS, "TEAM": team}
@@ -54,3 +56,7 @@ def build(ctx: KernelContext) -> list[Launch] | None:
             inner=Traced(ctx, "numbers", (u32, u32), numbers),
         )
     ]  # fmt: skip
+
+
+def _power_of_two(least: int) -> int:
+    return int(1 << (least - 1).bit_length())
