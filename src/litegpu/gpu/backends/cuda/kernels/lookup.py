@@ -30,13 +30,12 @@ def build(ctx: KernelContext) -> list[Launch] | None:
     width = next(width for width in WIDTHS if not (count | source.offset | target.offset) % width)
     pieces, units = count // width, ctx.features.compute_units or USUAL_UNITS
     each = EACH if pieces >= EACH * RESIDENT * units else 1
-    places = (np.arange(256) - op.lowest) % 256  # of the number that the bits of a byte are
+    places = (np.arange(256) - op.lowest) % 256  # in the table, of the number that the bits of a byte are
     constants: dict[str, int | str] = {
         "WIDTH": width, "PIECES": pieces, "EACH": each, "THREADS": THREADS,
         "FROM": source.offset // width, "TO": target.offset // width,
     }  # fmt: skip
-    numbers = np.zeros(256, np.uint8)
-    numbers[:] = table.reshape(-1).astype(np.int64)[places] & 255
+    numbers = (table.reshape(-1).astype(np.int64)[places] & 255).astype(np.uint8)
     return [
         native_launch(
             ctx, "lookup_of_bytes", ("lookup.cu",), constants, {"x": source, "table": numbers, "y": target},
