@@ -156,8 +156,8 @@ def test_auto_counts_transposed_convolutions_at_the_price_of_the_language(monkey
         assert choose("auto", partition(m.build()), features, True).integer == integer
 
 
-#: By how much the slower may be so: two sessions differ by as much.
-NOISE = 1.03
+#: By how much the slower may be so: two runs differ by as much.
+NOISE = 1.02
 #: A device with the kernels that were measured.
 HOPPER = Features(float16=True, native="cuda", capability=90, compute_units=132, byte_products=True)
 
@@ -226,3 +226,21 @@ def test_what_is_unknown_is_refused() -> None:
     with pytest.raises(OptionError, match="arithmetic 'exact' is unknown: use one of auto, float, integer"):
         GpuDelegate(arithmetic="exact")
     assert GpuDelegateOptions().arithmetic == "auto"
+
+
+def test_how_large_operators_must_be_for_whole_numbers() -> None:
+    """By whether weights have zero points, and by how many multiplications there are."""
+    registry.of_language("cuda")
+    cuda = native.of(HOPPER)
+    assert cuda is not None
+
+    def takes(elements: float, each: float, *, zero_points: bool = False, batch: int = 64) -> bool:
+        """Of so many elements an operator, and so many multiplications for each."""
+        whole = round(30 * elements)
+        return cuda.multiplies_bytes(HOPPER, native.ByteWork(each * whole, whole, 0, 30, batch, zero_points))
+
+    assert takes(4e5, 50, zero_points=True) and not takes(3e5, 50, zero_points=True)
+    assert takes(4e6, 80, zero_points=True) and not takes(2e6, 80, zero_points=True)
+    assert takes(3e5, 30) and not takes(1.5e5, 30)
+    assert takes(1.5e5, 80) and not takes(5e4, 80)
+    assert takes(1.5e5, 30, batch=1), "many for one image"

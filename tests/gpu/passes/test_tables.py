@@ -61,3 +61,12 @@ def test_a_result_that_is_the_same_for_all() -> None:
 def test_what_reads_something_else_stays(operand: str) -> None:
     before = graph(DType.INT8, operand=operand)
     assert fold_tables(before).nodes == before.nodes
+
+
+def test_there_are_no_tables_of_truth() -> None:
+    b = GraphBuilder()
+    x = b.value(SHAPE, DType.INT8)
+    table = b.constant(np.arange(256, dtype=np.int32).reshape(1, 1, 1, 256))
+    y = b.node(Lookup(-128), [x, table], b.value(SHAPE, DType.BOOL), apply("gt", RESULT, whole(77)))
+    before = b.graph([x], [y])
+    assert fold_tables(before).nodes == before.nodes

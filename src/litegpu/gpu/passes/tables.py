@@ -8,8 +8,8 @@ import dataclasses
 
 import numpy as np
 
-from litegpu.gpu.evaluate import evaluate_expr
-from litegpu.gpu.graph import RESULT, Graph, GraphBuilder, Lookup, Node
+from litegpu.gpu.evaluate import evaluate_graph
+from litegpu.gpu.graph import RESULT, DType, Graph, GraphBuilder, Lookup, Node
 
 #: Numbers that a byte can be.
 _NUMBERS = 256
@@ -28,17 +28,18 @@ def fold_tables(graph: Graph) -> Graph:
 
 def _can_fold(graph: Graph, node: Node) -> bool:
     values, (x, table) = graph.values, node.inputs
-    if node.epilogue == RESULT or values[table].data is None or values[node.output].shape != values[x].shape:
+    output = values[node.output]
+    if node.epilogue == RESULT or values[table].data is None or output.shape != values[x].shape:
         return False
-    return all(v == x or ((data := values[v].data) is not None and data.size == 1) for v in node.operands)
+    known = all(v == x or ((data := values[v].data) is not None and data.size == 1) for v in node.operands)
+    return known and output.dtype is not DType.BOOL  # of which there are no tables
 
 
 def _folded(graph: Graph, node: Node, builder: GraphBuilder) -> Node:
     assert isinstance(node.op, Lookup)
-    x, table = node.inputs
-    numbers, before = np.arange(_NUMBERS, dtype=np.int32) + np.int32(node.op.lowest), graph.values[table].data
-    assert before is not None
-    known = [numbers if v == x else np.asarray(graph.values[v].data).reshape(()) for v in node.operands]
-    results = evaluate_expr(node.epilogue, [before.reshape(-1), *known])
-    made = builder.constant(np.ascontiguousarray(np.broadcast_to(results, _NUMBERS)).reshape(1, 1, 1, _NUMBERS))
+    x, shape = node.inputs[0], (1, 1, 1, _NUMBERS)
+    small = {v: dataclasses.replace(graph.values[v], shape=shape) for v in (x, node.output)}
+    alone = GraphBuilder({**graph.values, **small}, [node]).graph([x], [node.output])
+    (results,) = evaluate_graph(alone, [np.arange(_NUMBERS) + node.op.lowest])
+    made = builder.constant(results.astype(np.float32 if results.dtype.kind == "f" else np.int32))
     return dataclasses.replace(node, inputs=(x, made), epilogue=RESULT, operands=())

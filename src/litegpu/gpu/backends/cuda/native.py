@@ -57,12 +57,12 @@ from litegpu.gpu.kernels.context import KernelContext, Launch, NativeKernel
 from litegpu.gpu.kernels.native import ByteWork
 from litegpu.gpu.lang.features import Features
 
-#: Elements that an operator computes, on average, from which on kernels take longer than to be launched (and the same
-#: where weights have zero points, which take longer in whole numbers: of few multiplications for each element, and of
-#: so many and more, as they are done twice), and multiplications for each element from which on whole numbers are
-#: faster than float16 there.
-LARGE, MANY_EACH_OF_LARGE = 1e5, 15
-LARGE_OF_ZERO_POINTS, MANY_EACH_OF_ZERO_POINTS, LARGER_OF_ZERO_POINTS = 3.7e5, 60, 3e6
+#: Elements that an operator computes, on average, from which on kernels take longer than to be launched: of networks of
+#: so many multiplications for each element, or of many for one image, and of others; and multiplications for each
+#: element from which on whole numbers are faster than float16 there.
+MANY, LARGE, LARGE_OF_FEW, MANY_EACH_OF_LARGE = 60, 1e5, 2e5, 15
+#: The same where weights have zero points, which take longer in whole numbers: many multiplications twice as long.
+LARGE_OF_ZERO_POINTS, LARGE_OF_FEW_ZERO_POINTS = 3e6, 3.7e5
 #: The latter below, where float16 has fewer kernels: for networks of so many multiplications for one image that look up
 #: few elements, and for others. (Measured on an H100: tests/gpu/delegate/measured_arithmetic.py.)
 MANY_EACH_OF_SOME, SOME_PRODUCTS, FEW_TABLES, MANY_EACH = 25, 1e8, 0.02, 120
@@ -144,13 +144,14 @@ class CudaNative:
     def multiplies_bytes(self, features: Features, work: ByteWork) -> bool:
         if features.capability < LEAST_CAPABILITY:
             return False
-        large = LARGE
+        some = work.products >= SOME_PRODUCTS * max(work.batch, 1) and work.tables <= FEW_TABLES * work.elements
+        many = work.products >= MANY * work.elements
         if work.zero_points:
-            few = work.products < MANY_EACH_OF_ZERO_POINTS * work.elements
-            large = LARGE_OF_ZERO_POINTS if few else LARGER_OF_ZERO_POINTS
+            large = LARGE_OF_ZERO_POINTS if many else LARGE_OF_FEW_ZERO_POINTS
+        else:
+            large = LARGE if many or some else LARGE_OF_FEW
         if work.elements >= large * work.operators:
             return work.products >= MANY_EACH_OF_LARGE * work.elements
-        some = work.products >= SOME_PRODUCTS * max(work.batch, 1) and work.tables <= FEW_TABLES * work.elements
         least = MANY_EACH_OF_SOME if some else MANY_EACH
         return not work.zero_points and work.products >= least * work.elements
 

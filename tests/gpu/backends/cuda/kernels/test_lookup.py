@@ -46,6 +46,19 @@ def test_bytes(device, monkeypatch, shape: tuple[int, ...], kind: DType, made: D
 
 
 @pytest.mark.cuda
+def test_what_is_beyond_a_byte_is_its_limit(device) -> None:
+    """As where one is stored."""
+    g = GraphBuilder()
+    x, table = g.value((1, 2, 8, 16), DType.INT8), np.linspace(-400, 400, 256).astype(np.int32)
+    y = g.node(Lookup(-128), [x, g.constant(table.reshape(1, 1, 1, 256))], g.value((1, 2, 8, 16), DType.INT8))
+    program = build_program(g.graph([x], [y]), device.features, "cuda", half=True)
+    assert [program.kernels[d.kernel].name for d in program.dispatches] == [KERNEL]
+    given = np.arange(-128, 128).astype(np.int8).reshape(1, 2, 8, 16)
+    got = first_output(device, program, [given], given.shape, np.int8)
+    np.testing.assert_array_equal(got.reshape(-1), np.clip(table, -128, 127))
+
+
+@pytest.mark.cuda
 def test_a_part_of_what_another_kernel_made(device) -> None:
     """Which begins at no multiple of sixteen bytes."""
     g = GraphBuilder()

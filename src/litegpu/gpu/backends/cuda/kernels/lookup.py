@@ -9,14 +9,14 @@ import numpy as np
 from litegpu.gpu.backends.cuda.kernels.runs import nothing_stored
 from litegpu.gpu.backends.cuda.kernels.source import native_launch
 from litegpu.gpu.backends.cuda.kernels.tile import USUAL_UNITS
-from litegpu.gpu.graph import RESULT, DType, Lookup
+from litegpu.gpu.graph import RESULT, Lookup
+from litegpu.gpu.kernels.access import byte_bounds
 from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.view import View
 
 #: Bytes that a thread loads at once, and how often where there are many: threads that all are resident together.
 WIDTHS, EACH, RESIDENT = (16, 4), 4, 2048
 THREADS = 256
-_BYTES = (DType.INT8, DType.UINT8)
 
 
 def build(ctx: KernelContext) -> list[Launch] | None:
@@ -24,7 +24,8 @@ def build(ctx: KernelContext) -> list[Launch] | None:
     op, node = ctx.node.op, ctx.node
     assert isinstance(op, Lookup)
     source, target, table = ctx.views.get(node.inputs[0]), ctx.views[node.output], ctx.value(node.inputs[1]).data
-    if source is None or table is None or node.epilogue != RESULT or not _are_alike(source, target):
+    bounds = byte_bounds(target.dtype)
+    if source is None or table is None or bounds is None or node.epilogue != RESULT or not _are_alike(source, target):
         return None
     count = math.prod(source.shape)
     width = next(width for width in WIDTHS if not (count | source.offset | target.offset) % width)
@@ -35,7 +36,7 @@ def build(ctx: KernelContext) -> list[Launch] | None:
         "WIDTH": width, "PIECES": pieces, "EACH": each, "THREADS": THREADS,
         "FROM": source.offset // width, "TO": target.offset // width,
     }  # fmt: skip
-    numbers = (table.reshape(-1).astype(np.int64)[places] & 255).astype(np.uint8)
+    numbers = (np.clip(table.reshape(-1)[places], *bounds).astype(np.int32) & 255).astype(np.uint8)
     return [
         native_launch(
             ctx, "lookup_of_bytes", ("lookup.cu",), constants, {"x": source, "table": numbers, "y": target},
@@ -46,7 +47,5 @@ def build(ctx: KernelContext) -> list[Launch] | None:
 
 
 def _are_alike(source: View, target: View) -> bool:
-    """Whether they are bytes of the same places, all of them elements, in whole words."""
-    narrow = source.dtype in _BYTES and target.dtype in _BYTES
-    dense = source.dense and target.dense and source.shape == target.shape
-    return narrow and dense and source.shape[3] % 4 == 0
+    """Whether one byte follows another in both, all of them elements, in whole words."""
+    return source.dense and target.dense and source.shape == target.shape and source.shape[3] % 4 == 0
