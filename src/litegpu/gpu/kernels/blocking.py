@@ -14,6 +14,7 @@ from litegpu.gpu.kernels.access import Index, Operands, Sink, address, divide, r
 from litegpu.gpu.kernels.context import KernelContext
 from litegpu.gpu.kernels.expression import constant
 from litegpu.gpu.kernels.movement import mirrored
+from litegpu.gpu.kernels.powers import power_above, power_below
 from litegpu.gpu.lang import Array, Kernel, Memory, TracedValue, Type, f16x4, f32x4, i8x4, i32x4, u32
 from litegpu.gpu.lang.features import Features
 
@@ -60,20 +61,20 @@ def choose_tile(
     """
     wanted = THREADS_PER_UNIT * (features.compute_units or USUAL_UNITS)
     room = features.max_shared_bytes if features.native else min(features.max_shared_bytes, _SHARED_WAITING)
-    deep = min(_power_below(depth), _power_below(max(1, depth * taps // LEAST_DEPTH)))
+    deep = min(power_below(depth), power_below(max(1, depth * taps // LEAST_DEPTH)))
     most_quads = most_quads if quads >= QUADS_TO_SHARE else 1
     blocks = [(p, q) for p, q in BLOCKS if least_pixels <= p <= most_pixels and q <= most_quads and p * q <= most]
     for p, q in blocks:
         threads = -(-pixels // p) * -(-quads // q)
-        shared = min(256, features.max_threads, _power_below(room // (16 * p * q)))
+        shared = min(256, features.max_threads, power_below(room // (16 * p * q)))
         parts = 1
         if threads < wanted:
-            parts = min(deep, MOST_PARTS, max(1, shared // 8), _power_above(-(-wanted // threads)))
+            parts = min(deep, MOST_PARTS, max(1, shared // 8), power_above(-(-wanted // threads)))
         if threads * parts >= wanted or (p, q) == blocks[-1]:
             break
     size = shared if parts > 1 else min(64, features.max_threads)
     wide = min(_width(-(-quads // q)), size // parts)
-    tall = min(size // parts // wide, _power_above(-(-pixels // p)))
+    tall = min(size // parts // wide, power_above(-(-pixels // p)))
     return ThreadTile(p, q, wide, tall, parts)
 
 
@@ -398,12 +399,4 @@ def _width(across: int) -> int:
     for wide in (32, 16, 8):
         if -(-across // wide) * wide - across <= across // 8:
             return wide
-    return min(8, _power_above(across))
-
-
-def _power_above(n: int) -> int:
-    return 1 << (n - 1).bit_length()
-
-
-def _power_below(n: int) -> int:
-    return 1 << (n.bit_length() - 1)
+    return min(8, power_above(across))

@@ -25,6 +25,7 @@ from litegpu.gpu.kernels.access import (
 from litegpu.gpu.kernels.blocking import both, when
 from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.kernels.expression import constant, evaluate, result_type
+from litegpu.gpu.kernels.powers import power_above
 from litegpu.gpu.kernels.team import told
 from litegpu.gpu.lang import Kernel, Memory, TracedValue, Type, trace, vec
 
@@ -108,7 +109,7 @@ def _plan(ctx: KernelContext) -> _Plan:
     if items <= _SERIAL_ITEMS and 3 not in axes:
         return _Plan(domain, axes, results, items, min(64, threads), 1)
     enough = 2 * (ctx.features.compute_units or _USUAL_UNITS)  # workgroups
-    most = _power_above(-(-items // _LOADS))  # rows, each of some items
+    most = power_above(-(-items // _LOADS))  # rows, each of some items
     if 3 in axes:
         few = results < 64 or (items >= _MANY_ITEMS and results < 4 * enough)
         rows = min(threads if few else 32, most)
@@ -260,11 +261,6 @@ def meet(
 
 def _less(i: Index, n: int) -> TracedValue | bool:
     return i < n
-
-
-def _power_above(n: int) -> int:
-    """The least power of two that is not below `n`."""
-    return 1 << (n - 1).bit_length()
 
 
 def _neutral(kind: str, t: Type) -> float | int:

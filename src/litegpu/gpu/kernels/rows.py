@@ -11,6 +11,7 @@ from litegpu.gpu.graph import Shape
 from litegpu.gpu.kernels.access import Index, Position, Sink, Source, mask
 from litegpu.gpu.kernels.blocking import both, when
 from litegpu.gpu.kernels.per_quad import WORKGROUP
+from litegpu.gpu.kernels.powers import power_above
 from litegpu.gpu.kernels.team import Combine, number, told
 from litegpu.gpu.lang import Kernel, TracedValue
 from litegpu.gpu.lang.features import Features
@@ -61,11 +62,11 @@ def choose_teams(shape: Shape, features: Features) -> Teams:
         return Teams(shape, 1, min(WORKGROUP, features.max_threads))
     enough = 2 * (features.compute_units or _USUAL_UNITS)
     subgroup = max(1, features.subgroup_size) if features.subgroups else 1
-    wanted = _power_above(-(-quads // _FEW))
+    wanted = power_above(-(-quads // _FEW))
     width = min(wanted, subgroup)
     if width == 1 or width * MOST < quads or (width < wanted and rows < enough):
         most = 1 << (min(features.max_threads, 256).bit_length() - 1)
-        width = min(most, max(wanted, _power_above(-(-quads // MOST))))
+        width = min(most, max(wanted, power_above(-(-quads // MOST))))
     if features.linear_subgroups or width > subgroup:
         count = max(1, (_THREADS if features.linear_subgroups else WORKGROUP) // width)
         while count > 1 and (rows // count < enough or width * count > features.max_threads):
@@ -125,8 +126,3 @@ class Row:
         conditions = [both(self._mine, exists) for _, exists in self._quads]
         some = any(c is not None for c in conditions)
         sink.write_all(places, values, [when(c) for c in conditions] if some else None)
-
-
-def _power_above(n: int) -> int:
-    """The least power of two that is not below `n`."""
-    return 1 << (n - 1).bit_length()

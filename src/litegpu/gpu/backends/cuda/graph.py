@@ -60,7 +60,7 @@ class GraphLaunch:
         addresses = [*self.arguments]
         addresses[argument] = address
         made = make_launch(self.kernel, self.groups, self.workgroup, self.shared_bytes, self.label, addresses)
-        return replace(made, early=self.early, streamed=self.streamed)
+        return replace(self, params=made.params, arguments=made.arguments, maps=made.maps)
 
 
 def _starts_early() -> Any:

@@ -10,6 +10,7 @@ from litegpu.gpu.backends.cuda.kernels.source import Traced, float_text, native_
 from litegpu.gpu.graph import IntegerSoftmax
 from litegpu.gpu.kernels.access import Operands, Position, open_source
 from litegpu.gpu.kernels.context import KernelContext, Launch
+from litegpu.gpu.kernels.powers import power_above
 from litegpu.gpu.lang import TracedValue, u32
 from litegpu.gpu.lang.kernel import Kernel
 
@@ -43,7 +44,7 @@ def build(ctx: KernelContext) -> list[Launch] | None:
     }  # fmt: skip
     if channels <= SHORT:
         many = rows >= MANY_ROWS * WARPS
-        file, threads, team = "short_softmax.cu", THREADS[many], 1 if many else _power_of_two(-(-channels // 4))
+        file, threads, team = "short_softmax.cu", THREADS[many], 1 if many else power_above(-(-channels // 4))
         groups = -(-rows * team // threads)
         constants |= {"THREADS": threads, "TEAM": team}
     else:
@@ -56,7 +57,3 @@ def build(ctx: KernelContext) -> list[Launch] | None:
             inner=Traced(ctx, "numbers", (u32, u32), numbers),
         )
     ]  # fmt: skip
-
-
-def _power_of_two(least: int) -> int:
-    return int(1 << (least - 1).bit_length())
