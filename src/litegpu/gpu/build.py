@@ -27,6 +27,7 @@ from litegpu.gpu.passes.layout import Placed, place
 from litegpu.gpu.passes.precision import values_in_float32
 from litegpu.gpu.passes.recomputing import recompute
 from litegpu.gpu.passes.staging import stage
+from litegpu.gpu.passes.tables import join_tables
 from litegpu.gpu.program import Binding, Dispatch, KernelCode, MemoryReport, Port, Program, RowMap
 from litegpu.gpu.view import View
 
@@ -75,6 +76,7 @@ def build_program(
     exact = values_decided_on(optimised) if half else {}
     exact |= values_in_float32(optimised, ranges) if auto else {}
     exact |= values_beside_bytes(optimised) if half and integer else {}
+    optimised = join_tables(optimised, features.max_buffers)
     kept = optimised.inputs[len(optimised.inputs) - variables :]
     placed = place(optimised, half, exact, kept)
     inputs, outputs = optimised.inputs[: len(optimised.inputs) - variables], placed.graph.outputs

@@ -457,6 +457,24 @@ def test_packed_bytes(runner: Any, kind: str, compute: str) -> None:
     np.testing.assert_array_equal(y, np.clip(a.astype(np.int64) * 2 + 1, info.min, info.max))
 
 
+@pytest.mark.parametrize("compute", ["integer", "f32"])
+@pytest.mark.parametrize("kind", ["i8", "u8"])
+def test_single_bytes(runner: Any, kind: str, compute: str) -> None:
+    """At any place, as a table is looked up."""
+    storage = Type(kind)
+    type = f32 if compute == "f32" else (i32 if kind == "i8" else u32)
+    a = np.random.default_rng(0).permutation(256).astype(np.uint8).view(NUMPY[kind])
+
+    def body(kernel: Kernel) -> None:
+        x = kernel.buffer("x", storage, 256, compute=type, access="read")
+        y = kernel.buffer("y", type, 64)
+        y[kernel.local_id()] = x[kernel.local_id() * 37 % 256] * 2 + 1
+
+    y = np.zeros(64, np.float32 if compute == "f32" else np.int32 if kind == "i8" else np.uint32)
+    runner.run(trace(body, "bytes", (64, 1, 1), (1, 1, 1)), {"x": a, "y": y})
+    np.testing.assert_array_equal(y, a[np.arange(64) * 37 % 256].astype(y.dtype) * 2 + 1)
+
+
 def test_control_flow(runner: Any) -> None:
     """Nested loops with run-time bounds, if and else, while, and loops of no and of one round."""
 

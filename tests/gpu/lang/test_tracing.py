@@ -23,6 +23,7 @@ from litegpu.gpu.lang import (
     f32,
     f32x2,
     f32x4,
+    i8,
     i8x4,
     i32,
     trace,
@@ -172,6 +173,7 @@ def test_memory_is_checked(k: Kernel) -> None:
         lambda: k.buffer("n", f32, 8, compute=u32),
         lambda: k.buffer("n", f32, 8, access="write"),
         lambda: k.buffer("n m", f32, 8),
+        lambda: k.buffer("n", i8, 8),  # single bytes are read
         lambda: k.shared(i8x4, 4),
     ):
         with pytest.raises(KernelError):

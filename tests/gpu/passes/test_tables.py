@@ -1,4 +1,5 @@
-"""What is computed from a byte and from what a table has for it is in a table itself."""
+"""What is computed from a byte and from what a table has for it is in a table itself, and who computes a byte looks it
+up."""
 
 from __future__ import annotations
 
@@ -6,9 +7,23 @@ import numpy as np
 import pytest
 
 from litegpu.gpu.evaluate import evaluate_graph
-from litegpu.gpu.graph import RESULT, Arg, DType, Expr, Graph, GraphBuilder, Literal, Lookup, apply
+from litegpu.gpu.graph import (
+    RESULT,
+    Arg,
+    Concat,
+    DType,
+    Elementwise,
+    Expr,
+    Graph,
+    GraphBuilder,
+    IntegerConv2D,
+    Literal,
+    Lookup,
+    apply,
+    tables,
+)
 from litegpu.gpu.lower.fixed_point import whole
-from litegpu.gpu.passes.tables import fold_tables
+from litegpu.gpu.passes.tables import fold_tables, join_tables
 
 SHAPE = (2, 8, 8, 4)
 RNG = np.random.default_rng(0)
@@ -70,3 +85,89 @@ def test_there_are_no_tables_of_truth() -> None:
     y = b.node(Lookup(-128), [x, table], b.value(SHAPE, DType.BOOL), apply("gt", RESULT, whole(77)))
     before = b.graph([x], [y])
     assert fold_tables(before).nodes == before.nodes
+
+
+MANY_BUFFERS = 16
+
+
+def convolution(
+    kind: DType, *, least: int | None = None, table: np.ndarray | None = None, output: DType | None = None
+) -> GraphBuilder:
+    """x -> a convolution limited to bytes, or from `least` on -> what a table has for each; values in this order, with
+    the convolution's weights and bias before its result."""
+    b, rng = GraphBuilder(), np.random.default_rng(1)
+    lowest = 0 if kind is DType.UINT8 else -128
+    x = b.value(SHAPE, kind)
+    weights = b.constant(rng.integers(-127, 128, (4, 1, 1, 4)).astype(np.int8), narrow=True)
+    bias = b.constant(rng.integers(-999, 999, (1, 1, 1, 4)).astype(np.int32))
+    scaled = apply("mul", apply("to_float32", apply("add", RESULT, Arg(1))), 0.01)
+    first = float((lowest if least is None else least) - 7)
+    limited = apply("min", apply("max", apply("small", scaled), first), float(lowest + 255 - 7))
+    byte = b.value(SHAPE, kind)
+    b.node(IntegerConv2D(), [x, weights], byte, apply("add", apply("nearest", limited), whole(7)), [bias])
+    numbers = (rng.permutation(256) + lowest).astype(np.int32) if table is None else table
+    known = b.constant(numbers.reshape(1, 1, 1, 256))
+    b.node(Lookup(lowest), [byte, known], b.value(SHAPE, output or kind))
+    return b
+
+
+def results(graph: Graph) -> np.ndarray:
+    kind = graph.values[graph.inputs[0]].dtype
+    info = np.iinfo(np.int8 if kind is DType.INT8 else np.uint8)
+    x = np.random.default_rng(2).integers(info.min, info.max + 1, SHAPE).astype(info.dtype)
+    return evaluate_graph(graph, [x])[0]
+
+
+@pytest.mark.parametrize("kind", [DType.INT8, DType.UINT8])
+@pytest.mark.parametrize("least", [None, 30, -1000])
+def test_who_computes_a_byte_looks_it_up(kind: DType, least: int | None) -> None:
+    """Also where only its type limits it."""
+    b = convolution(kind, least=least)
+    before = b.graph([0], [b.nodes[-1].output])
+    (node,) = (after := join_tables(before, MANY_BUFFERS)).nodes
+    assert tables(node.epilogue) == {2} and after.outputs == before.outputs
+    assert len(np.unique(results(before))) > 20
+    np.testing.assert_array_equal(results(after), results(before))
+
+
+def test_elementwise_work_looks_up() -> None:
+    """And what is looked up may be looked up again."""
+    b = GraphBuilder()
+    x = b.value(SHAPE, DType.INT8)
+    doubled = b.node(Elementwise(), [], b.value(SHAPE, DType.INT8), apply("add", Arg(0), Arg(0)), [x])
+    for seed in (0, 1):
+        numbers = (np.random.default_rng(seed).permutation(256) - 128).astype(np.int32)
+        doubled = b.node(Lookup(-128), [doubled, b.constant(numbers.reshape(1, 1, 1, 256))], b.value(SHAPE, DType.INT8))
+    before = b.graph([x], [doubled])
+    (node,) = (after := join_tables(before, MANY_BUFFERS)).nodes
+    assert tables(node.epilogue) == {1, 2}
+    np.testing.assert_array_equal(results(after), results(before))
+
+
+def test_what_others_read_stays_in_memory() -> None:
+    b = convolution(DType.INT8)
+    byte, last = b.nodes[0].output, b.nodes[1].output
+    both = b.node(Concat(3), [byte, last], b.value((*SHAPE[:3], 8), DType.INT8))
+    for graph in (b.graph([0], [both]), GraphBuilder(b.values, b.nodes[:2]).graph([0], [last, byte])):
+        assert join_tables(graph, MANY_BUFFERS).nodes == graph.nodes
+
+
+@pytest.mark.parametrize("why", ["buffers", "another type", "beyond bytes", "fractions"])
+def test_what_cannot_be_looked_up_there(why: str) -> None:
+    numbers = {"beyond bytes": np.full(256, 300, np.int32), "fractions": np.full(256, 0.5, np.float32)}.get(why)
+    outputs = {"another type": DType.INT32, "fractions": DType.FLOAT32}
+    b = convolution(DType.INT8, table=numbers, output=outputs.get(why))
+    graph = b.graph([0], [b.nodes[-1].output])
+    fewest = 6  # x, weights, bias, table, the result, and what sums begin with
+    assert join_tables(graph, fewest - (why == "buffers")).nodes == graph.nodes
+    if why == "buffers":
+        assert len(join_tables(graph, fewest).nodes) == 1
+
+
+def test_bytes_of_another_type_are_looked_up() -> None:
+    """The first bytes are signed, what the table has is not."""
+    b = convolution(DType.INT8, table=np.random.default_rng(3).permutation(256).astype(np.int32), output=DType.UINT8)
+    before = b.graph([0], [b.nodes[-1].output])
+    after = join_tables(before, MANY_BUFFERS)
+    assert len(after.nodes) == 1
+    np.testing.assert_array_equal(results(after), results(before))

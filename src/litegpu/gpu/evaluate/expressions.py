@@ -188,4 +188,5 @@ _FUNCTIONS: dict[str, Callable[..., Array]] = {
     "nearest": lambda x: np.rint(np.clip(x, -(2.0**31), 2.0**31 - 128)).astype(np.int32),
     "to_bool": lambda x: x != 0,
     "select": np.where,
+    "lookup": lambda place, table: table.reshape(-1)[np.minimum(place.astype(np.uint32), 255)],
 }

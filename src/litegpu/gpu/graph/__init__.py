@@ -14,6 +14,7 @@ from litegpu.gpu.graph.expression import (
     apply,
     arguments,
     substitute,
+    tables,
     tree_size,
     walk,
 )
@@ -144,6 +145,7 @@ __all__ = [
     "sources_of",
     "step_shape",
     "substitute",
+    "tables",
     "tree_size",
     "walk",
 ]

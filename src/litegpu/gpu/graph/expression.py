@@ -90,6 +90,7 @@ Expr = Arg | Literal | Apply
 #: `fixed_mul_once` is the same rounded once, halves up, of m not negative and s from -31 to 15.
 #: `root_multiplier` and `root_shift`, of int32, are one over the root of it, as a multiplier and how far to the right:
 #: GetInvSqrtQuantizedMultiplierExp of TFLite.
+#: `lookup` is the element of a table [1,1,1,256], an operand, that an int32 from 0 to 255 says.
 #: `sigmoid`, `erf`, `expm1` and `sign` are as in NumPy/SciPy; `round` rounds half to even; `floor_div` and `floor_mod`
 #: (which has the sign of the divisor) as in Python; `pow`, `floor`, `atan2` as in C.
 #: `min` and `max` give their second argument if either is NaN, as TFLite's MINIMUM and MAXIMUM do; if the second is a
@@ -97,7 +98,7 @@ Expr = Arg | Literal | Apply
 FUNCTIONS: dict[str, int] = {
     **dict.fromkeys(("add", "sub", "mul", "div", "min", "max", "pow", "lt", "le", "gt", "ge", "eq", "ne"), 2),
     **dict.fromkeys(("logical_and", "logical_or", "floor_div", "floor_mod", "atan2", "shift_right"), 2),
-    **dict.fromkeys(("bit_and", "bit_xor", "shift_left"), 2),
+    **dict.fromkeys(("bit_and", "bit_xor", "shift_left", "lookup"), 2),
     **dict.fromkeys(("root_multiplier", "root_shift"), 1),
     **dict.fromkeys(("bits_to_int32", "bits_to_float32"), 1),
     **dict.fromkeys(("neg", "abs", "exp", "expm1", "log", "sqrt", "rsqrt", "sin", "cos", "tanh", "sigmoid", "erf"), 1),
@@ -138,6 +139,11 @@ def substitute(expr: Expr, replace: dict[int, Expr]) -> Expr:
 def arguments(expr: Expr) -> set[int]:
     """The indices of all Args in `expr`."""
     return {e.index for e in walk(expr) if isinstance(e, Arg)}
+
+
+def tables(expr: Expr) -> set[int]:
+    """The indices of the Args in `expr` that are tables which it looks up, rather than values."""
+    return {e.args[1].index for e in walk(expr) if isinstance(e, Apply) and e.fn == "lookup"}  # type: ignore[union-attr]
 
 
 def tree_size(expr: Expr) -> int:

@@ -14,7 +14,7 @@ from litegpu.cached import cached_property
 from litegpu.gpu import graph
 from litegpu.gpu.graph import DType, Shape
 from litegpu.gpu.kernels.context import KernelContext
-from litegpu.gpu.kernels.expression import boolean_to, constant, evaluate, unlimited
+from litegpu.gpu.kernels.expression import Argument, boolean_to, constant, evaluate, unlimited
 from litegpu.gpu.lang import (
     Kernel,
     Memory,
@@ -23,9 +23,11 @@ from litegpu.gpu.lang import (
     boolean,
     f16,
     f32,
+    i8,
     i8x4,
     i32,
     i32x4,
+    u8,
     u8x4,
     u32,
     u32x2,
@@ -299,7 +301,7 @@ class Sink:
     k: Kernel
     view: View
     operands: Operands
-    sources: tuple[Source | None, ...]  # of the epilogue's operands; None where the epilogue does not use one
+    sources: tuple[Source | Memory | None, ...]  # of the epilogue's operands; None where it does not use one
 
     def store(self, b: Index, y: Index, x: Index, q: Index, result: TracedValue | None = None) -> None:
         """Store the epilogue of `result` (four lanes of the op's result; None for Elementwise) in channels 4q to 4q+3.
@@ -329,8 +331,9 @@ class Sink:
 
     def _finished(self, at: Position, result: TracedValue | None) -> TracedValue:
         """Four lanes of what is to be stored."""
-        args: list[TracedValue | None] = [] if isinstance(self.ctx.node.op, graph.Elementwise) else [result]
-        args += read_all(self.sources, at)
+        args: list[Argument] = [] if isinstance(self.ctx.node.op, graph.Elementwise) else [result]
+        found = iter(read_all([None if isinstance(s, Memory) else s for s in self.sources], at))
+        args += [s if isinstance(s, Memory) else value for s, value in zip(self.sources, found, strict=True)]
         expr = self.ctx.node.epilogue
         bounds = byte_bounds(self.view.dtype)
         if bounds is not None:  # what is stored is limited as bytes are
@@ -449,8 +452,26 @@ def open_sink(ctx: KernelContext, k: Kernel, operands: Operands) -> Sink:
     node = ctx.node
     used = graph.arguments(node.epilogue)
     first = 0 if isinstance(node.op, graph.Elementwise) else 1
-    sources = open_sources(ctx, k, node.operands, operands, {i - first for i in used})
-    return Sink(ctx, k, ctx.views[node.output], operands, sources)
+    tables = {i - first for i in graph.tables(node.epilogue)}
+    sources = open_sources(ctx, k, node.operands, operands, {i - first for i in used} - tables)
+    opened = (
+        open_table(ctx, k, v, operands) if i in tables else source
+        for i, (v, source) in enumerate(zip(node.operands, sources, strict=True))
+    )
+    return Sink(ctx, k, ctx.views[node.output], operands, tuple(opened))
+
+
+def open_table(ctx: KernelContext, k: Kernel, value_id: int, operands: Operands) -> Memory:
+    """The table that an expression of the node looks up."""
+    data = ctx.value(value_id).data
+    assert data is not None
+    return declare_table(k, _name(ctx, value_id), *bytes_of_table(data), operands)
+
+
+def bytes_of_table(table: np.ndarray) -> tuple[np.ndarray, Type]:
+    """The numbers of a table, all of which a byte holds, in bytes; and what these are."""
+    kind: Any = np.uint8 if table.max(initial=0) > 127 else np.int8
+    return table.reshape(-1).astype(kind), u8 if kind is np.uint8 else i8
 
 
 def declare(k: Kernel, name: str, view: View, lanes: int, operands: Operands, packed: np.ndarray | None) -> Memory:

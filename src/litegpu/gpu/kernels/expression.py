@@ -9,7 +9,10 @@ from litegpu.gpu.graph import Apply, Arg, DType, Expr, Literal
 from litegpu.gpu.kernels.fixed_point import fixed_mul, fixed_mul_once, one_over_root
 from litegpu.gpu.kernels.polynomial import polynomial
 from litegpu.gpu.kernels.rough_math import is_smooth, shortcut
-from litegpu.gpu.lang import Kernel, TracedValue, Type, boolean, f32, i32, u32, vec
+from litegpu.gpu.lang import Kernel, Memory, TracedValue, Type, boolean, f32, i32, u32, vec
+
+#: What an argument of an expression is in a kernel: a value, a table, or nothing where the expression does not use it.
+Argument = TracedValue | Memory | None
 
 _LITERAL_TYPES = {DType.FLOAT32: f32, DType.FLOAT16: f32, DType.INT32: i32, DType.BOOL: boolean}
 _MAGIC, _MAGIC_BITS = 12582912.0, 0x4B400000  # 1.5 * 2^23 as a float, and its bits
@@ -17,15 +20,16 @@ _SMALL = 1 << 21  # of numbers up to which round_small() is known
 _LARGEST_POWER = 16  # integer exponents up to this become multiplications
 
 
-def evaluate(k: Kernel, expr: Expr, args: Sequence[TracedValue | None], *, rough: bool = False) -> TracedValue:
-    """`expr` where Arg(i) is args[i]; all have the same number of lanes, or one. Equal subtrees are computed once.
+def evaluate(k: Kernel, expr: Expr, args: Sequence[Argument], *, rough: bool = False) -> TracedValue:
+    """`expr` where Arg(i) is args[i], or the table that it is; all values have the same number of lanes, or one. Equal
+    subtrees are computed once.
 
     A NaN passes through every float function. min and max follow TFLite's MINIMUM and MAXIMUM, which give the second
     operand if either is NaN; against a literal (RELU, RELU6, clamps) a NaN stays NaN, as on the CPU. `rough`: the
     result will be rounded to float16, so that functions may be as short as they can be to 16 bits.
     """
     rough = rough and is_smooth(expr)
-    lanes = max((a.type.lanes for a in args if a is not None), default=1)
+    lanes = max((a.type.lanes for a in args if isinstance(a, TracedValue)), default=1)
     made: dict[int, TracedValue] = {}
 
     def visit(e: Expr) -> TracedValue:
@@ -37,13 +41,15 @@ def evaluate(k: Kernel, expr: Expr, args: Sequence[TracedValue | None], *, rough
         match e:
             case Arg(i):
                 arg = args[i]
-                if arg is None:
-                    raise IndexError(f"the expression needs argument {i}, which was not given")
+                if not isinstance(arg, TracedValue):
+                    raise IndexError(f"the expression needs a value as argument {i}, which was not given")
                 return arg if arg.type.lanes == lanes else k.splat(arg, lanes)
             case Literal(number, dtype):
                 return constant(k, number, vec(_LITERAL_TYPES[dtype], lanes))
             case Apply("small", (inside,)):
                 return visit(inside)
+            case Apply("lookup", (place, Arg(i))):
+                return looked_up(args[i], visit(place))
             case Apply("round", (Apply("small", (inside,)),)) if (value := visit(inside)).type.scalar == f32:
                 return k.round_small(value)
             case Apply("nearest", (Apply("small", (Apply("add", (x, Literal(zero))),)),)) if within := _rounded_within(
@@ -75,6 +81,14 @@ def evaluate(k: Kernel, expr: Expr, args: Sequence[TracedValue | None], *, rough
         """Before it is rounded, not behind, which is the same: what is known to be small is rounded quicker."""
         value = visit(inside)
         return k.min(k.max(value, constant(k, low, value.type)), constant(k, high, value.type))
+
+    def looked_up(table: Argument, place: TracedValue) -> TracedValue:
+        """A byte of each; places beyond the table, of which there should be none, are its last."""
+        if not isinstance(table, Memory):
+            raise IndexError("the expression needs a table, which was not given")
+        places = k.min(k.bitcast(place, vec(u32, lanes)), table.size - 1)
+        found = [i32(table[places[j] if lanes > 1 else places]) for j in range(lanes)]
+        return k.vec(*found) if lanes > 1 else found[0]
 
     return visit(expr)
 
@@ -123,7 +137,7 @@ def result_type(expr: Expr, args: Sequence[Type]) -> Type:
             return boolean
         case Apply("to_float32" | "bits_to_float32"):
             return f32
-        case Apply("to_int32" | "bits_to_int32" | "nearest"):
+        case Apply("to_int32" | "bits_to_int32" | "nearest" | "lookup"):
             return i32
         case Apply("select", (_, yes, _)):
             return result_type(yes, args)

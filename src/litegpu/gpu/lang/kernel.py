@@ -88,7 +88,8 @@ class Kernel(Functions):
         self, name: str, storage: Type, size: int, *, compute: Type | None = None, access: str = "read_write"
     ) -> tree.Memory:
         """A storage buffer of `size` elements of `storage`, computed with as `compute` (default: the storage type, or
-        i32x4 / u32x4 for packed 8-bit). `access` "read" is for memory that nothing writes during the whole program."""
+        i32 / u32 of as many lanes for 8-bit, single ones of which are only read). `access` "read" is for memory that
+        nothing writes during the whole program."""
         if access not in ("read", "read_write"):
             raise KernelError(f"access is 'read' or 'read_write', not {access!r}")
         if not name.isidentifier() or any(b.name == name for b in self.buffers):
@@ -96,6 +97,8 @@ class Kernel(Functions):
         compute = compute or _default_compute(storage)
         if storage.kind == "bool" or compute.is_packed or not _stores(storage, compute):
             raise KernelError(f"buffer {name}: {storage} in memory cannot be computed with as {compute}")
+        if storage.is_packed and storage.lanes == 1 and access != "read":
+            raise KernelError(f"buffer {name}: single bytes cannot be written: use {storage}x4, or access 'read'")
         number = len(self.buffers)
         memory = tree.Memory(self, number, name, storage, compute, "global", _size(name, size), access)
         self.buffers.append(memory)

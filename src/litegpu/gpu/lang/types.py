@@ -8,7 +8,7 @@ from typing import Protocol, Self, TypeVar
 from litegpu.errors import LiteGpuError
 
 KINDS = ("f32", "f16", "i32", "u32", "bool")
-PACKED_KINDS = ("i8", "u8")  # storage only: four lanes in one 32-bit word
+PACKED_KINDS = ("i8", "u8")  # storage only: four lanes in one 32-bit word, or single bytes to be read
 FLOAT_KINDS = ("f32", "f16")
 BYTES = {"f32": 4, "f16": 2, "i32": 4, "u32": 4, "bool": 4, "i8": 1, "u8": 1}
 
@@ -44,7 +44,7 @@ class Type:
     def __post_init__(self) -> None:
         if self.kind not in KINDS + PACKED_KINDS:
             raise KernelError(f"{self.kind!r} is not a kind: use one of {', '.join(KINDS + PACKED_KINDS)}")
-        if self.lanes not in (1, 2, 3, 4) or (self.kind in PACKED_KINDS and self.lanes != 4):
+        if self.lanes not in (1, 2, 3, 4) or (self.kind in PACKED_KINDS and self.lanes not in (1, 4)):
             raise KernelError(f"{self.kind} cannot have {self.lanes!r} lanes")
 
     def __str__(self) -> str:
@@ -90,4 +90,5 @@ f16x2, f16x4 = vec(f16, 2), vec(f16, 4)
 i32x2, i32x4 = vec(i32, 2), vec(i32, 4)
 u32x2, u32x4 = vec(u32, 2), vec(u32, 4)
 boolx2, boolx4 = vec(boolean, 2), vec(boolean, 4)
-i8x4, u8x4 = Type("i8", 4), Type("u8", 4)
+i8, u8 = (Type(kind) for kind in PACKED_KINDS)
+i8x4, u8x4 = vec(i8, 4), vec(u8, 4)

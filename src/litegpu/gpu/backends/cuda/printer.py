@@ -394,7 +394,7 @@ class _Module(CLikePrinter):
     def _element(self, m: tree.Memory) -> str:
         """How an element of a buffer is declared: halves and bytes that are computed with as other kinds as words."""
         if m.storage.is_packed:
-            return "unsigned"
+            return "unsigned" if m.storage.lanes == 4 else {"i8": "signed char", "u8": "unsigned char"}[m.storage.kind]
         if m.storage.kind == "f16" and m.type.kind != "f16":
             return {1: "unsigned short", 2: "unsigned", 3: "uint2", 4: "uint2"}[m.storage.lanes]
         return self.type_name(m.storage)
@@ -428,7 +428,9 @@ class _Module(CLikePrinter):
         """The function from what an element is in memory to what the kernel computes with."""
         name = f"{m.type}_of_{m.storage}"
         result = self.type_name(m.type)
-        if m.storage.is_packed:
+        if m.storage.is_packed and m.storage.lanes == 1:
+            value = "a"
+        elif m.storage.is_packed:
             self.helper(f"byte_{m.storage.kind}", device.taking(m.storage.kind == "i8"))
             lanes = [f"({device.SCALARS[m.type.kind]})byte_{m.storage.kind}(a, {i})" for i in range(4)]
             value = f"{result}{{{', '.join(lanes)}}}"

@@ -296,6 +296,11 @@ class _Module(CLikePrinter):
             return f"({element} != {self.type_name(_in_shared_memory(m))}())"
         if self._native(m):
             return element if m.storage == m.type else f"{compute}({element})"
+        if m.storage.is_packed and m.storage.lanes == 1:
+            word = f"{memory_name(m)}[({index}) >> 2u]"
+            word = f"bitcast<i32>({word})" if m.storage.kind == "i8" else word
+            byte = f"extractBits({word}, (({index}) & 3u) * 8u, 8u)"
+            return byte if m.type.kind != "f32" else f"{compute}({byte})"
         if m.storage.is_packed:
             unpacked = f"unpack4x{m.storage.kind.upper()}({element})"
             return unpacked if m.type.kind != "f32" else f"{compute}({unpacked})"

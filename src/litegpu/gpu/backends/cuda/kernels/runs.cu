@@ -5,12 +5,16 @@
 //
 // Constants from the host: BYTES (of an input), RESULT_BYTES (1, 2 or 4, floats); BN PIXELS QUADS; RUN (channels: 8 or 16 bytes); PER_CHANNEL(each) and PER_PIXEL(each), what the epilogue
 // reads: each(type, name) for constants of the channels, each(name, pitch, offset) for values like the results, in quads; if it
-// reads bytes of which a pixel has one, PER_PLACE(each), each(type, name, pitch, offset);
+// reads bytes of which a pixel has one, PER_PLACE(each), each(type, name, pitch, offset); if it looks bytes up, PER_TABLE(each),
+// each(type, name);
 // FETCHED_AT, perhaps: where threads of store_one_by_one() have what is like the results, a single value of 16 bytes a run, brought
 // to shared memory; RESULT_PITCH RESULT_OFFSET; FINISH(own, i, more, sum, to): quad i of `own` channels, of a row `more`. STREAMED: no kernel
 // reads the results, which are to leave the cache before all else.
 #ifndef PER_PLACE
 #define PER_PLACE(each)
+#endif
+#ifndef PER_TABLE
+#define PER_TABLE(each)
 #endif
 constexpr unsigned RUN_QUADS = RUN / 4, RUNS = BN / (4 * RUN), OWN = RUNS * RUN_QUADS;  // of a thread, in a row
 static_assert(BN % (4 * RUN) == 0, "columns");
@@ -41,6 +45,9 @@ struct Places {
 #define EACH(type, name, pitch, offset) const type* name;
   PER_PLACE(EACH)
 #undef EACH
+#define EACH(type, name) const type* name;
+  PER_TABLE(EACH)
+#undef EACH
   Quad* results;
 };
 // What it reads of so many quads of a thread's channels.
@@ -48,6 +55,9 @@ template <unsigned count> struct ChannelsOf {
   Four first[count];  // what sums begin with
 #define EACH(type, name) type name[count];
   PER_CHANNEL(EACH)
+#undef EACH
+#define EACH(type, name) const type* name;
+  PER_TABLE(EACH)
 #undef EACH
 };
 typedef ChannelsOf<OWN> Channels;
@@ -76,6 +86,9 @@ INLINE unsigned quad_of(unsigned quad0, unsigned lane, unsigned run) { return qu
 template <unsigned count>
 INLINE void load_channels(ChannelsOf<count>& own, const Places& at, const int4* corrections, unsigned lane, unsigned quad0,
                           unsigned run0 = 0) {
+#define EACH(type, name) own.name = at.name;
+  PER_TABLE(EACH)
+#undef EACH
 #pragma unroll
   for (unsigned i = 0; i < count; i++) {
     const unsigned quad = quad_of(quad0, lane, run0 + i / RUN_QUADS) + i % RUN_QUADS;

@@ -12,10 +12,10 @@ import numpy as np
 
 from litegpu.gpu.backends.cuda.kernels.layer import NARROW, Layer, ToldNorm
 from litegpu.gpu.backends.cuda.printer import print_cuda_function
-from litegpu.gpu.graph import RESULT, Apply, Arg, DType, Expr, IntegerConv2D, Literal, arguments
-from litegpu.gpu.kernels.access import Operands, byte_bounds, pack, pixel_pitch
+from litegpu.gpu.graph import RESULT, Apply, Arg, DType, Expr, IntegerConv2D, Literal, arguments, tables
+from litegpu.gpu.kernels.access import Operands, byte_bounds, open_table, pack, pixel_pitch
 from litegpu.gpu.kernels.context import KernelContext
-from litegpu.gpu.kernels.expression import evaluate, unlimited
+from litegpu.gpu.kernels.expression import Argument, evaluate, unlimited
 from litegpu.gpu.kernels.terms import sum_type
 from litegpu.gpu.lang import Kernel, Memory, TracedValue, Type, f16x4, f32, f32x4, i8x4, i32, i32x4, u8x4, u32x4
 from litegpu.gpu.lang.tracing import trace_function
@@ -32,6 +32,7 @@ MOST_FETCHED = 16 << 20
 _QUADS: dict[DType, Type] = {DType.INT8: i8x4, DType.UINT8: u8x4, DType.FLOAT16: f16x4, DType.FLOAT32: f32x4}
 _COMPUTED = {DType.INT8: i32x4, DType.UINT8: i32x4, DType.FLOAT16: f32x4, DType.FLOAT32: f32x4}
 #: As C++ calls a quad in memory, by the bytes of one of its numbers.
+_BYTES = {"int8": "signed char", "uint8": "unsigned char"}
 _NAMES = {1: "unsigned", 2: "uint2", 4: "float4"}
 
 
@@ -87,7 +88,7 @@ def _is_by_runs(ctx: KernelContext, run: int) -> bool:
     node, output = ctx.node, ctx.views[ctx.node.output]
     if output.dtype not in _QUADS or output.shape[3] % run or not _lies_by_runs(output, run):
         return False
-    for i in arguments(node.epilogue) - {0}:
+    for i in arguments(node.epilogue) - tables(node.epilogue) - {0}:
         value = ctx.value(node.operands[i - 1])
         if value.data is not None:
             fits = value.data.size == 1 or value.shape == (1, 1, 1, output.shape[3])
@@ -142,10 +143,13 @@ def _made(ctx: KernelContext, run: int, expr: Expr, first: np.ndarray, told: Tol
     bounds = byte_bounds(output.dtype)
     views = {i: ctx.views[v] for i, v in enumerate(node.operands, 1) if not ctx.value(v).is_constant}
     known = {i: found for i, view in views.items() if (found := byte_bounds(view.dtype))}
+    looked_up = tables(expr)
     operands: Operands = {}
 
-    def read(k: Kernel, i: int) -> TracedValue:
+    def read(k: Kernel, i: int) -> Argument:
         value, name = ctx.value(node.operands[i - 1]), f"e{i - 1}"
+        if i in looked_up:
+            return open_table(ctx, k, value.id, operands)
         if value.data is None:
             operands[name] = view = ctx.views[value.id]
             if _is_by_places(ctx, view):
@@ -169,15 +173,15 @@ def _made(ctx: KernelContext, run: int, expr: Expr, first: np.ndarray, told: Tol
         quads(k, "results", output.dtype)[0] = value if value.type.lanes == 4 else k.splat(value, 4)
 
     def normalised(
-        k: Kernel, told: ToldNorm, total: TracedValue, args: list[TracedValue | None]
-    ) -> tuple[TracedValue, list[TracedValue | None]]:
+        k: Kernel, told: ToldNorm, total: TracedValue, args: list[Argument]
+    ) -> tuple[TracedValue, list[Argument]]:
         """The sum by its row's factor, or the operand less the mean, too."""
         norm = k.buffer("norm", f32, 2)
         factor = k.splat(norm[1], 4)
         if not told.operand:
             return total * factor, args
         value = args[told.operand - 1]
-        assert value is not None
+        assert isinstance(value, TracedValue)
         left = value - k.splat(norm[0], 4) if told.op.centred else value
         return total, [*args[: told.operand - 1], left * factor, *args[told.operand :]]
 
@@ -186,28 +190,32 @@ def _made(ctx: KernelContext, run: int, expr: Expr, first: np.ndarray, told: Tol
 
     function = trace_function(finish, "finish", (sum_type(node.op),))
     printed = print_cuda_function(function, ctx.features)
-    channels = {n: v for n, v in operands.items() if isinstance(v, np.ndarray)}
+    known_tables = {n: v for n, v in operands.items() if isinstance(v, np.ndarray) and v.itemsize == 1}
+    channels = {n: v for n, v in operands.items() if isinstance(v, np.ndarray) and v.itemsize > 1}
     values = {n: v for n, v in operands.items() if isinstance(v, View)}
     places = {n: v for n, v in values.items() if _is_by_places(ctx, v)}
     pixels = {n: v for n, v in values.items() if n not in places}
     given = {n: f"own.{n} + i" for n in channels} | {n: f"more.{n} + q" for n in pixels} | {"results": "to"}
-    given |= {n: f"&more.{n}" for n in places} | {"norm": "&more.norm.x"}
+    given |= {n: f"&more.{n}" for n in places} | {n: f"own.{n}" for n in known_tables} | {"norm": "&more.norm.x"}
     macros: dict[str, int | str] = {
         "RUN": run, "RESULT_BYTES": output.dtype.nbytes, "STREAMED": int(ctx.streams),
         "PER_CHANNEL(each)": " ".join(f"each({_kind(v)}, {n})" for n, v in channels.items()),
         "PER_PIXEL(each)": " ".join(f"each({n}, {pixel_pitch(v)}u / 4, {v.offset}u / 4)" for n, v in pixels.items()),
         "RESULT_PITCH": f"({pixel_pitch(output)}u / 4)", "RESULT_OFFSET": f"({output.offset}u / 4)",
         "FINISH(own, i, more, q, sum, to)": f"finish({', '.join(given[m.name] for m in function.buffers)}, sum)",
-        "PLACES": f"{{{', '.join([*channels, *pixels, *places, 'results'])}}}",
+        "PLACES": f"{{{', '.join([*channels, *pixels, *places, *known_tables, 'results'])}}}",
     }  # fmt: skip
+    if known_tables:
+        macros["PER_TABLE(each)"] = " ".join(f"each({_BYTES[v.dtype.name]}, {n})" for n, v in known_tables.items())
     if places:
         each = (f"each({NARROW[v.dtype]}, {n}, {pixel_pitch(v)}u, {v.offset}u)" for n, v in places.items())
         macros["PER_PLACE(each)"] = " ".join(each)
     parameters = [f"const {_kind(v)}* __restrict__ {n}" for n, v in channels.items()]
     parameters += [f"{_NAMES[output.dtype.nbytes]}* {n}" for n in pixels]
     parameters += [f"const {NARROW[v.dtype]}* {n}" for n, v in places.items()]
+    parameters += [f"const {_BYTES[v.dtype.name]}* __restrict__ {n}" for n, v in known_tables.items()]
     parameters.append(f"{_NAMES[output.dtype.nbytes]}* results")
-    bound: Operands = {**channels, **pixels, **places, "results": output}
+    bound: Operands = {**channels, **pixels, **places, **known_tables, "results": output}
     return RunEpilogue(run, first, printed.definitions, macros, bound, tuple(parameters), False, len(pixels))
 
 
