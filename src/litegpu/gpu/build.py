@@ -14,6 +14,7 @@ from litegpu.gpu.backends import registry
 from litegpu.gpu.backends.abilities import Contracting, Turning
 from litegpu.gpu.backends.contract import Backend
 from litegpu.gpu.graph import RESULT, Copy, DType, Graph, GraphBuilder, Node, Reshape
+from litegpu.gpu.kernels import native
 from litegpu.gpu.kernels.builders import build as build_kernels
 from litegpu.gpu.kernels.context import KernelContext, Launch, NativeKernel
 from litegpu.gpu.kernels.joined import joined
@@ -77,6 +78,8 @@ def build_program(
     exact |= values_in_float32(optimised, ranges) if auto else {}
     exact |= values_beside_bytes(optimised) if half and integer else {}
     optimised = join_tables(optimised, features.max_buffers)
+    own = native.of(features)
+    optimised = optimised if own is None else own.join_bytes(optimised, features)
     kept = optimised.inputs[len(optimised.inputs) - variables :]
     placed = place(optimised, half, exact, kept)
     inputs, outputs = optimised.inputs[: len(optimised.inputs) - variables], placed.graph.outputs

@@ -9,7 +9,7 @@ from gpu.kernels.run_launch import check_node, lay_out, run_node
 from litegpu.gpu.evaluate import evaluate_expr
 from litegpu.gpu.graph import FUNCTIONS, Apply, Arg, DType, Elementwise, Expr, GraphBuilder, Literal, apply
 from litegpu.gpu.kernels.expression import evaluate, unlimited
-from litegpu.gpu.lang import Kernel, Type, f32, f32x2, f32x4, i32, vec
+from litegpu.gpu.lang import Kernel, Type, f32, f32x2, f32x4, i8, i32, u8, vec
 
 UNARY = {
     "neg": (-9, 9), "abs": (-9, 9), "exp": (-20, 20), "expm1": (-5, 5), "log": (1e-4, 50), "sqrt": (0, 50),
@@ -160,8 +160,8 @@ def test_equal_subtrees_are_computed_once() -> None:
 @pytest.mark.parametrize("t", [f32, f32x2, f32x4])
 def test_any_number_of_lanes(t: Type) -> None:
     for fn, arity in FUNCTIONS.items():
-        if fn.startswith(("logical", "select", "shift", "bit_", "bits_to_float32", "fixed_mul", "root")):  # of other
-            continue
+        if fn.startswith(("logical", "select", "shift", "bit_", "bits_to_float32", "fixed_mul", "root", "lookup")):
+            continue  # of other types
         k = Kernel("k")
         x = k.buffer("x", t, 2)
         assert evaluate(k, Apply(fn, (Arg(0), Arg(1))[:arity]), [x[0], x[1]]).type.lanes == t.lanes
@@ -174,6 +174,19 @@ def test_any_number_of_lanes_of_integers(fn: str, lanes: int) -> None:
     x = k.buffer("x", vec(i32, lanes), 2)
     made = evaluate(k, Apply(fn, (Arg(0), Arg(1))[: FUNCTIONS[fn]]), [x[0], x[1]])
     assert made.type == vec(f32 if fn == "bits_to_float32" else i32, lanes)
+
+
+@pytest.mark.parametrize("kind", [i8, u8])
+@pytest.mark.parametrize("lanes", [1, 2, 4])
+def test_a_table_of_bytes(lanes: int, kind: Type) -> None:
+    k = Kernel("k")
+    x, table = k.buffer("x", vec(i32, lanes), 2), k.buffer("table", kind, 256, access="read")
+    made = evaluate(k, Apply("lookup", (Arg(0), Arg(1))), [x[0], table])
+    assert made.type == vec(i32, lanes)
+    with pytest.raises(IndexError, match="table"):
+        evaluate(k, Apply("lookup", (Arg(0), Arg(1))), [x[0], x[1]])
+    with pytest.raises(IndexError, match="value"):
+        evaluate(k, Arg(1), [x[0], table])
 
 
 @pytest.mark.parametrize("known", [True, False])

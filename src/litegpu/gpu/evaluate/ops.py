@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from litegpu.gpu.evaluate.expressions import Array, evaluate_expr
+from litegpu.gpu.evaluate.expressions import NUMPY, Array, evaluate_expr
 from litegpu.gpu.evaluate.windows import (
     conv2d,
     depthwise,
@@ -27,16 +27,19 @@ from litegpu.gpu.graph import (
     Copy,
     Custom,
     DepthwiseConv2D,
+    DType,
     Excite,
     Gather,
     GroupNorm,
     InstanceNorm,
     IntegerConv2D,
     IntegerDepthwiseConv2D,
+    IntegerExcite,
     IntegerInvertedConv2D,
     IntegerMatMul,
     IntegerSeparableConv2D,
     IntegerSoftmax,
+    IntegerSqueeze,
     IntegerTransposeConv2D,
     InvertedConv2D,
     JoinedMoments,
@@ -138,6 +141,14 @@ def evaluate_op(op: Any, inputs: list[Array], shape: Shape) -> Array:
             return wrapped(_integer_inverted(op, inputs, shape))
         case IntegerSeparableConv2D():
             return wrapped(_integer_separable(op, inputs, shape))
+        case IntegerSqueeze(mean, kind, zero_point):
+            x, weights = inputs
+            means = _bytes(evaluate_expr(mean, [x.sum((1, 2), keepdims=True, dtype=np.int32)]), kind)
+            return integer_conv2d(IntegerConv2D(zero_point=zero_point), means, weights, shape)
+        case IntegerExcite(gate, kind, zero_point):
+            x, weights, *operands = inputs
+            sums = integer_conv2d(IntegerConv2D(zero_point=zero_point), x, weights, (len(x), 1, 1, len(weights)))
+            return np.broadcast_to(_bytes(evaluate_expr(gate, [sums, *operands]), kind), shape)
         case TransposeConv2D():
             return transpose_conv(op, inputs[0], inputs[1], shape)
         case IntegerConv2D():
@@ -280,6 +291,12 @@ def _integer_separable(op: IntegerSeparableConv2D, inputs: list[Array], shape: S
     x, taps, bias, scale, weights = inputs
     sums = depthwise(op.depthwise, x - np.float32(op.zero_point), taps, (*shape[:3], x.shape[3]))
     return integer_conv2d(IntegerConv2D(), _requantized(sums, bias, scale, op.bounds), weights, shape)
+
+
+def _bytes(numbers: Array, kind: DType) -> Array:
+    """What is stored of them in bytes, as numbers that are computed with."""
+    limits = np.iinfo(NUMPY[kind])
+    return np.clip(numbers, limits.min, limits.max).astype(np.int32)
 
 
 def _requantized(sums: Array, bias: Array, scale: Array, bounds: tuple[float, float]) -> Array:

@@ -81,7 +81,7 @@ Expr = Arg | Literal | Apply
 
 #: name -> number of arguments. Comparisons give BOOL; `select(condition, yes, no)`; `to_*` convert (to_int32
 #: truncates toward zero, saturates, and maps NaN to the largest int32, as the TFLite reference CAST does).
-#: `nearest` is the int32 nearest to a float that is in range, of two the even one. `small` is its argument, a float of
+#: `nearest` is the int32 nearest to a float that is in range, of two the even one. `small` is its argument, of
 #: which is known that it is less than 2**21 in magnitude.
 #: `shift_right` of an int32 rounds down; `bit_*` and `shift_left`, by 0 to 31, are of int32; `bits_to_*` keep the bits;
 #: `fixed_mul(x, m, s)` is x * m * 2**(s - 31) of three int32,

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from litegpu.gpu.graph.expression import RESULT, Expr, Shape
+from litegpu.gpu.graph.expression import RESULT, DType, Expr, Shape
 from litegpu.gpu.graph.movement import Reshape, Step
 
 
@@ -217,6 +217,29 @@ class IntegerSeparableConv2D:
     depthwise: DepthwiseConv2D
     zero_point: int
     bounds: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class IntegerSqueeze:
+    """inputs: x [B,H,W,C] of INT8 or UINT8, weights [S,1,1,C], a constant of INT8 -> [B,1,1,S]: the 1x1 convolution of
+    bytes, as IntegerConv2D has it, of those of type `kind` that `mean` gives of the INT32 sum of x over H and W. Made
+    by a pass, for devices with a kernel that does both."""
+
+    mean: Expr
+    kind: DType
+    zero_point: int = 0
+
+
+@dataclass(frozen=True)
+class IntegerExcite:
+    """inputs: s [B,1,1,S] of INT8 or UINT8, weights [C,1,1,S], a constant of INT8, then the operands of `gate`,
+    constants of one pixel and tables -> [B,H,W,C], INT32, the same at all pixels: the bytes of type `kind` that `gate`
+    gives (Arg(i) is inputs[1 + i]) of the 1x1 convolution of s, Arg(0), as IntegerConv2D has it. Made by a pass, for
+    devices with a kernel that has an epilogue for each pixel."""
+
+    gate: Expr
+    kind: DType
+    zero_point: int = 0
 
 
 @dataclass(frozen=True)
@@ -447,5 +470,5 @@ Op = (
     | JoinedMoments | InstanceNorm | GroupNorm | Softmax
     | Attention | Copy | Concat | Gather | Custom
     | IntegerConv2D | IntegerDepthwiseConv2D | IntegerInvertedConv2D | IntegerSeparableConv2D | IntegerTransposeConv2D
-    | IntegerMatMul | IntegerSoftmax | Lookup
+    | IntegerSqueeze | IntegerExcite | IntegerMatMul | IntegerSoftmax | Lookup
 )  # fmt: skip

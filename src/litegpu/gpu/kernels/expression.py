@@ -48,6 +48,9 @@ def evaluate(k: Kernel, expr: Expr, args: Sequence[Argument], *, rough: bool = F
                 return constant(k, number, vec(_LITERAL_TYPES[dtype], lanes))
             case Apply("small", (inside,)):
                 return visit(inside)
+            case Apply("to_float32", (Apply("small", (x,)),)) if (value := visit(x)).type.scalar == i32:
+                # likewise: the difference of two floats that have the same exponent is exact
+                return k.bitcast(value + _MAGIC_BITS, vec(f32, lanes)) - _MAGIC
             case Apply("lookup", (place, Arg(i))):
                 return looked_up(args[i], visit(place))
             case Apply("round", (Apply("small", (inside,)),)) if (value := visit(inside)).type.scalar == f32:
@@ -116,6 +119,8 @@ def unlimited(expr: Expr, lowest: int, highest: int) -> Expr:
                     "min", (Apply("max", (Apply("shift_right", (_, Literal(by))) as x, Literal(a))), Literal(b))
                 ):
                     wide = by > 0  # then nothing overflows
+                case Apply("min", (Apply("max", (Apply("nearest", (Apply("small"),)) as x, Literal(a))), Literal(b))):
+                    wide = True
                 case Apply(
                     "nearest", (Apply("min", (Apply("max", (Apply("small", _) as x, Literal(a))), Literal(b))),)
                 ):

@@ -37,6 +37,9 @@ class Native(Protocol):
     def join_last(self, graph: Graph, features: Features, half: bool) -> Graph:
         """The graph with what is fused after that."""
 
+    def join_bytes(self, graph: Graph, features: Features) -> Graph:
+        """The graph with what is fused of bytes, once they are looked up where they are computed (passes/tables.py)."""
+
     def attention_pays(self, depth: int, columns: int, keys: int, features: Features, half: bool) -> bool | None:
         """Whether one kernel computes an attention faster than separate products do, of queries of `depth` numbers,
         values of `columns` and so many keys; None where the common rule holds."""

@@ -11,10 +11,12 @@ from litegpu.gpu.graph import (
     DType,
     IntegerConv2D,
     IntegerDepthwiseConv2D,
+    IntegerExcite,
     IntegerInvertedConv2D,
     IntegerMatMul,
     IntegerSeparableConv2D,
     IntegerSoftmax,
+    IntegerSqueeze,
     IntegerTransposeConv2D,
     Op,
 )
@@ -61,7 +63,7 @@ def sum_type(op: Op) -> Type:
     """Of four of the results that a convolution, a product or a softmax gives."""
     integers = (
         IntegerConv2D, IntegerDepthwiseConv2D, IntegerInvertedConv2D, IntegerSeparableConv2D, IntegerTransposeConv2D,
-        IntegerMatMul, IntegerSoftmax,
+        IntegerSqueeze, IntegerExcite, IntegerMatMul, IntegerSoftmax,
     )  # fmt: skip
     return i32x4 if isinstance(op, integers) else f32x4
 

@@ -38,6 +38,11 @@ class QuantizedOperand:
     def scale(self) -> np.float32:
         return np.float32(self.grid.scale)
 
+    @property
+    def reach(self) -> int:
+        """No difference of a quantum to the zero point is larger."""
+        return max(abs(end - self.grid.zero) for end in (self.grid.low, self.grid.high))
+
 
 def operand(ctx: OpContext, i: int) -> QuantizedOperand | None:
     """Input i as whole numbers; None if it is not quantized with one scale."""
@@ -292,7 +297,10 @@ def multiplied(ctx: OpContext, x: QuantizedOperand, y: QuantizedOperand, made: G
     by_xnnpack = taken_by_xnnpack(ctx, _PRODUCTS, factor)
     ctx.require(by_xnnpack or not ctx.lowering.integer or float(factor) < 1, NOT_KNOWN)  # the CPU's overflow 16 bits
     nearest: Expr
-    if by_xnnpack:
+    reach = x.reach * y.reach
+    if by_xnnpack and max(reach, reach * float(factor)) < 2.0**20:
+        nearest = fn("nearest", fn("small", fn("mul", fn("to_float32", fn("small", product)), float(factor))))
+    elif by_xnnpack:
         nearest = fn("to_int32", fn("round", fn("mul", fn("to_float32", product), float(factor))))
     else:
         nearest = fixed.times(product, float(factor))

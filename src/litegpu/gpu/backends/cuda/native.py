@@ -7,7 +7,9 @@ from collections.abc import Callable
 from litegpu.gpu import graph
 from litegpu.gpu.backends.cuda.kernels import (
     attention,
+    byte_excite,
     byte_inverted,
+    byte_squeeze,
     convolution,
     depthwise,
     excite,
@@ -31,6 +33,7 @@ from litegpu.gpu.backends.cuda.kernels import (
 from litegpu.gpu.backends.cuda.kernels.tile import LEAST_CAPABILITY, device_shared_bytes
 from litegpu.gpu.backends.cuda.passes.affine import fold_affine
 from litegpu.gpu.backends.cuda.passes.borders import copy_borders
+from litegpu.gpu.backends.cuda.passes.byte_excite import join_byte_excitations
 from litegpu.gpu.backends.cuda.passes.enlarged import transpose_enlarged
 from litegpu.gpu.backends.cuda.passes.entry import join_entry
 from litegpu.gpu.backends.cuda.passes.excite import join_excitations
@@ -79,9 +82,11 @@ _LAUNCHES: dict[type[graph.Op], Callable[[KernelContext], list[Launch] | None]] 
     graph.GroupNorm: group_norm.build,
     graph.IntegerConv2D: integer.build,
     graph.IntegerDepthwiseConv2D: depthwise.build,
+    graph.IntegerExcite: byte_excite.build,
     graph.IntegerInvertedConv2D: widening.build_bytes,
     graph.IntegerSeparableConv2D: byte_inverted.build,
     graph.IntegerSoftmax: softmax.build,
+    graph.IntegerSqueeze: byte_squeeze.build,
     graph.InvertedConv2D: widening.build,
     graph.JoinedMoments: moments.build,
     graph.Lookup: lookup.build,
@@ -133,6 +138,9 @@ class CudaNative:
         graph = tell_moments(graph, features)
         graph = join_normed(join_pairs(join_row_norms(graph, features), features), features)
         return join_pooled(join_moves(graph), features)
+
+    def join_bytes(self, graph: graph.Graph, features: Features) -> graph.Graph:
+        return join_byte_excitations(graph, features) if features.capability >= LEAST_CAPABILITY else graph
 
     def joins_moments(self, features: Features) -> bool:
         return features.capability >= LEAST_CAPABILITY

@@ -32,8 +32,10 @@ def test_every_kernel_is_looked_at() -> None:
     assert {
         "attention.cu",
         "byte_depthwise.cu",
+        "byte_excite.cu",
         "byte_inverted.cu",
         "byte_matvec.cu",
+        "byte_squeeze.cu",
         "columns.cu",
         "convolution.cu",
         "depthwise.cu",

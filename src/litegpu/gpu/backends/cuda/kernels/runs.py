@@ -84,6 +84,11 @@ def epilogue_of(ctx: KernelContext, layer: Layer, columns: int, run: int = 0) ->
     return dataclasses.replace(made, narrow=columns * layer.size < LINE)
 
 
+def epilogue_by_runs(ctx: KernelContext, run: int) -> RunEpilogue:
+    """The node's, where there are such runs, of one that is no layer: RESULT is what a kernel hands on."""
+    return _made(ctx, run, ctx.node.epilogue, np.zeros(0, np.int32))
+
+
 def _is_by_runs(ctx: KernelContext, run: int) -> bool:
     node, output = ctx.node, ctx.views[ctx.node.output]
     if output.dtype not in _QUADS or output.shape[3] % run or not _lies_by_runs(output, run):
