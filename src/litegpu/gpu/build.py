@@ -27,6 +27,7 @@ from litegpu.gpu.passes.decisions import values_decided_on
 from litegpu.gpu.passes.layout import Placed, place
 from litegpu.gpu.passes.precision import values_in_float32
 from litegpu.gpu.passes.recomputing import recompute
+from litegpu.gpu.passes.split import split_reductions
 from litegpu.gpu.passes.staging import stage
 from litegpu.gpu.passes.tables import join_tables
 from litegpu.gpu.program import Binding, Dispatch, KernelCode, MemoryReport, Port, Program, RowMap
@@ -80,6 +81,7 @@ def build_program(
     optimised = join_tables(optimised, features.max_buffers)
     own = native.of(features)
     optimised = optimised if own is None else own.join_bytes(optimised, features)
+    optimised = split_reductions(optimised, features.compute_units, narrow=True)
     kept = optimised.inputs[len(optimised.inputs) - variables :]
     placed = place(optimised, half, exact, kept)
     inputs, outputs = optimised.inputs[: len(optimised.inputs) - variables], placed.graph.outputs

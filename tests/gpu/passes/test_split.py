@@ -68,3 +68,29 @@ def test_many_results_do_not_fill_a_device_that_has_more_multiprocessors() -> No
     assert split_reductions(graph, 64).nodes == graph.nodes
     small = graph_of("mean", (1, 2), (64, 56, 56, 32))
     assert split_reductions(small, 132).nodes == small.nodes
+
+
+def sums_of(kind: DType, shape: tuple[int, ...]) -> Graph:
+    """The mean of bytes, as quantized networks have it."""
+    builder = GraphBuilder()
+    x = builder.value(shape, kind)
+    scaled = apply("nearest", apply("mul", apply("to_float32", RESULT), 1 / (shape[1] * shape[2])))
+    y = builder.node(Reduce("sum", (1, 2)), [x], builder.value((shape[0], 1, 1, shape[3]), kind), scaled, sources=[4])
+    return builder.graph([x], [y])
+
+
+@pytest.mark.parametrize("kind", [DType.INT8, DType.UINT8])
+def test_sums_of_bytes_stay_whole_numbers(kind: DType) -> None:
+    graph = sums_of(kind, (2, 65, 64, 6))
+    assert split_reductions(graph).nodes == graph.nodes
+    split = split_reductions(graph, narrow=True)
+    assert [n.op for n in split.nodes] == [Reduce("sum", (2,)), Reduce("sum", (1,))]
+    assert split.values[split.nodes[0].output].dtype is DType.INT32
+    limits = np.iinfo(np.dtype(kind.value))
+    x = np.random.default_rng(0).integers(limits.min, limits.max + 1, (2, 65, 64, 6)).astype(kind.value)
+    np.testing.assert_array_equal(evaluate_graph(split, [x])[0], evaluate_graph(graph, [x])[0])
+
+
+def test_few_bytes_and_floats_are_left_alone() -> None:
+    for graph in (sums_of(DType.INT8, (1, 28, 28, 24)), graph_of("sum", (1, 2), (2, 65, 64, 6))):
+        assert split_reductions(graph, narrow=True).nodes == graph.nodes

@@ -116,11 +116,23 @@ def _cost_of_bytes(features: Features, partition: Partition) -> tuple[float, str
 
 
 def _work(partition: Partition, zero_points: bool) -> native.ByteWork:
-    tensors = partition.subgraph.tensors
-    sizes = [(o.name, math.prod(tensors[t].shape)) for o in partition.nodes for t in o.outputs if t >= 0]
+    tensors, swishes = partition.subgraph.tensors, _swishes(partition)
+    nodes = [o for o in partition.nodes if o.index not in swishes]
+    sizes = [(o.name, math.prod(tensors[t].shape)) for o in nodes for t in o.outputs if t >= 0]
     elements, tables = sum(n for _, n in sizes), sum(n for name, n in sizes if name in _BY_TABLES)
-    products, operators = _products(partition), len(partition.nodes)
-    return native.ByteWork(products, elements, tables, operators, _batch(partition), zero_points)
+    return native.ByteWork(_products(partition), elements, tables, len(nodes), _batch(partition), zero_points)
+
+
+def _swishes(partition: Partition) -> set[int]:
+    """The numbers of nodes that are x * sigmoid(x), which who computes x looks up (passes/tables.py): each two."""
+    given = {o.outputs[0]: o for o in partition.nodes if o.name == "LOGISTIC"}
+    found: set[int] = set()
+    for operator in partition.nodes:
+        if operator.name == "MUL":
+            for x, y in (operator.inputs, operator.inputs[::-1]):
+                if y in given and given[y].inputs[0] == x:
+                    found |= {operator.index, given[y].index}
+    return found
 
 
 def _of_each(work: native.ByteWork) -> str:

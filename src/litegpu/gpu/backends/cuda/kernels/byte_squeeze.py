@@ -21,7 +21,7 @@ from litegpu.gpu.lang import Kernel, TracedValue, i32x4
 
 #: Compute capability, times ten, that has products of four bytes.
 LEAST_CAPABILITY = 61
-THREADS, SPLITS = (256, 512), (1, 2, 4, 8)
+THREADS, SPLITS = (512,), (1, 2, 4, 8)
 #: Pieces of 16 bytes that a thread has under way, of the bytes, and that it has of the layer's weights.
 MOST_EARLY, MOST_WEIGHTS = 8, 12
 #: Bytes of an image that one workgroup adds up in no more time than it takes to share the work of others.
