@@ -177,7 +177,9 @@ def test_any_number_of_lanes_of_integers(fn: str, lanes: int) -> None:
 
 
 def test_small_whole_numbers_become_floats_without_a_conversion() -> None:
-    x = np.concatenate([np.arange(-250, 250), [2**21 - 1, 1 - 2**21, 2**20, -(2**20), 65025, -65025] * 2]).astype(np.int32)
+    x = np.concatenate([np.arange(-250, 250), [2**21 - 1, 1 - 2**21, 2**20, -(2**20), 65025, -65025] * 2]).astype(
+        np.int32
+    )
     result = run(apply("to_float32", apply("small", Arg(0))), x)
     np.testing.assert_array_equal(result, x.astype(np.float32))
 

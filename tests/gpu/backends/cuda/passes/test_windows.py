@@ -9,7 +9,7 @@ import pytest
 
 from litegpu.gpu.backends.cuda.kernels import overlapped
 from litegpu.gpu.evaluate import evaluate_graph
-from litegpu.gpu.graph import RESULT, Arg, Concat, Conv2D, DType, Expr, Graph, GraphBuilder, apply
+from litegpu.gpu.graph import RESULT, Arg, Concat, Conv2D, DType, Expr, Graph, GraphBuilder, IntegerConv2D, apply
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.passes import optimise
 
@@ -83,3 +83,53 @@ def test_only_where_launches_count(monkeypatch: pytest.MonkeyPatch) -> None:
     assert convolutions(network(), replace(CUDA, capability=80)) == 2
     monkeypatch.setattr(overlapped, "will_overlap", lambda graph: False)
     assert convolutions(network()) == 2
+
+
+def of_bytes(
+    *, windows=(1, 3), zero_points=(5, 5), last=(127, 127), own_scale=False, kind: DType = DType.INT8, groups=1
+) -> Graph:  # fmt: skip
+    """x -> convolutions of bytes with these windows, requantized, side by side. `own_scale`: one number for all
+    channels of the first."""
+    rng, builder = np.random.default_rng(0), GraphBuilder()
+    x = builder.value((1, 7, 8, 16), kind)
+    parts = []
+    for n, zero_point, end in zip(windows, zero_points, last, strict=True):
+        op = IntegerConv2D(padding=(n // 2, n // 2), zero_point=zero_point, groups=groups if n > 1 else 1)
+        weights = rng.integers(-127, 128, (12, n, n, 16 // op.groups)).astype(np.int8)
+        bias = builder.constant(rng.integers(-999, 999, (1, 1, 1, 12)).astype(np.int32))
+        one = own_scale and n == 1
+        factor = builder.constant(rng.uniform(0.001, 0.01, (1, 1, 1, 1 if one else 12)).astype(np.float32))
+        scaled = apply("mul", apply("to_float32", apply("add", RESULT, Arg(1))), Arg(2))
+        epilogue = apply("nearest", apply("min", apply("max", scaled, 0.0), float(end)))
+        out = builder.value((1, 7, 8, 12), kind)
+        inputs = [x, builder.constant(weights, narrow=True)]
+        parts.append(builder.node(op, inputs, out, epilogue, [bias, factor]))
+    joined = builder.node(Concat(3), parts, builder.value((1, 7, 8, 12 * len(parts)), kind))
+    return builder.graph([x], [joined])
+
+
+def convolutions_of_bytes(graph: Graph) -> int:
+    """How many are left; the graph computes the same, every element."""
+    optimised = optimise(graph, CUDA, True)
+    info = np.iinfo(np.dtype(graph.values[graph.inputs[0]].dtype.value))
+    x = np.random.default_rng(1).integers(info.min, info.max + 1, (1, 7, 8, 16)).astype(info.dtype)
+    (got,), (want,) = (evaluate_graph(g, [x]) for g in (optimised, graph))
+    assert len(np.unique(want)) > 30
+    np.testing.assert_array_equal(got, want)
+    return sum(isinstance(n.op, IntegerConv2D) for n in optimised.nodes)
+
+
+@pytest.mark.parametrize("kind", [DType.INT8, DType.UINT8])
+@pytest.mark.parametrize("case", [
+    {}, dict(windows=(3, 1)), dict(own_scale=True), dict(windows=(1, 5)),
+])  # fmt: skip
+def test_neighbours_of_bytes_become_one(case: dict[str, object], kind: DType) -> None:
+    assert convolutions_of_bytes(of_bytes(**case, kind=kind)) == 1  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("case", [
+    dict(windows=(3, 3)), dict(zero_points=(5, 6)), dict(last=(127, 99)), dict(groups=2),
+])  # fmt: skip
+def test_what_of_bytes_is_left_alone(case: dict[str, object]) -> None:
+    """Two large windows, other zero points and limits, groups."""
+    assert convolutions_of_bytes(of_bytes(**case)) >= 2  # type: ignore[arg-type]

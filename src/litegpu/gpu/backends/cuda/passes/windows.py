@@ -18,8 +18,10 @@ from litegpu.gpu.graph import (
     Concat,
     Conv2D,
     DType,
+    Expr,
     Graph,
     GraphBuilder,
+    IntegerConv2D,
     Node,
     apply,
     sources_of,
@@ -33,8 +35,8 @@ MOST_PRODUCTS = 4e7
 
 
 def join_windows(graph: Graph, features: Features) -> Graph:
-    """The graph with one convolution in place of two neighbours in a concatenation, in float16 where kernels overlap:
-    there, each launch less counts. An infinite input makes what a zero is multiplied with no number."""
+    """The graph with one convolution in place of two neighbours in a concatenation, in float16 and of bytes, where
+    kernels overlap: there, each launch less counts. An infinite input makes of what a zero is multiplied with a NaN."""
     if features.capability != WARPGROUP_CAPABILITY or not overlapped.will_overlap(graph):
         return graph
     producer, consumers = graph.producer(), graph.consumers()
@@ -51,36 +53,67 @@ def join_windows(graph: Graph, features: Features) -> Graph:
 
 
 def _taps(node: Node, graph: Graph) -> int:
-    return math.prod(graph.values[node.inputs[1]].shape[1:3]) if isinstance(node.op, Conv2D) else 0
+    return math.prod(graph.values[node.inputs[1]].shape[1:3]) if isinstance(node.op, Conv2D | IntegerConv2D) else 0
 
 
 def _belongs(small: Node, large: Node, graph: Graph) -> bool:
     """Whether the larger one can do the other one's work."""
     values = graph.values
-    if not isinstance(small.op, Conv2D) or not isinstance(large.op, Conv2D) or small.inputs[0] != large.inputs[0]:
+    ops = small.op, large.op
+    if not all(isinstance(op, Conv2D | IntegerConv2D) for op in ops) or small.inputs[0] != large.inputs[0]:
         return False
     weights = [values[n.inputs[1]] for n in (small, large)]
-    plain = Conv2D(large.op.stride, large.op.dilation, large.op.padding)
-    first, second = activation(small, graph), activation(large, graph)
-    if large.op != plain or small.op != Conv2D(large.op.stride) or first is None or second is None:
-        return False
     shapes = [values[n.output].shape for n in (small, large)]
     zeros = math.prod(shapes[0]) * weights[0].shape[3] * (_taps(large, graph) - 1)
     return (
         all(w.data is not None for w in weights)
         and weights[0].shape[1:3] == (1, 1)
         and weights[1].shape[1:3] != (1, 1)
-        and first.expr == second.expr
         and shapes[0][:3] == shapes[1][:3]
-        and all(values[n.output].dtype is DType.FLOAT32 for n in (small, large))
+        and (_are_floats(small, large, graph) or _are_bytes(small, large, graph))
         and _tap(large, graph) is not None
         and zeros <= MOST_PRODUCTS
     )
 
 
+def _are_floats(small: Node, large: Node, graph: Graph) -> bool:
+    """Whether they are float convolutions that differ in their windows, weights and biases alone."""
+    if not isinstance(small.op, Conv2D) or not isinstance(large.op, Conv2D):
+        return False
+    plain = Conv2D(large.op.stride, large.op.dilation, large.op.padding)
+    first, second = activation(small, graph), activation(large, graph)
+    if large.op != plain or small.op != Conv2D(large.op.stride) or first is None or second is None:
+        return False
+    return first.expr == second.expr and all(graph.values[n.output].dtype is DType.FLOAT32 for n in (small, large))
+
+
+def _are_bytes(small: Node, large: Node, graph: Graph) -> bool:
+    """Whether they are convolutions of bytes that differ in their windows, weights and constants of channels alone."""
+    op = large.op
+    if not isinstance(small.op, IntegerConv2D) or not isinstance(op, IntegerConv2D):
+        return False
+    plain = IntegerConv2D(op.stride, op.dilation, op.padding, zero_point=op.zero_point)
+    if op != plain or small.op != IntegerConv2D(op.stride, zero_point=op.zero_point):
+        return False
+    types = {graph.values[n.output].dtype for n in (small, large)}
+    known = [_channelwise(n, graph) for n in (small, large)]
+    return small.epilogue == large.epilogue and len(types) == 1 and None not in known and known[0] == known[1]
+
+
+def _channelwise(node: Node, graph: Graph) -> tuple[str, ...] | None:
+    """The kinds of the operands of a node's epilogue, if all are constants of its channels, or of all."""
+    channels, kinds = graph.values[node.output].shape[3], []
+    for v in node.operands:
+        data = graph.values[v].data
+        if data is None or data.shape not in ((1, 1, 1, 1), (1, 1, 1, channels)):
+            return None
+        kinds.append(data.dtype.kind)
+    return tuple(kinds)
+
+
 def _tap(large: Node, graph: Graph) -> tuple[int, int] | None:
     """The row and column of the window that lie on the pixel of a 1x1 convolution."""
-    assert isinstance(large.op, Conv2D)
+    assert isinstance(large.op, Conv2D | IntegerConv2D)
     op, window = large.op, graph.values[large.inputs[1]].shape[1:3]
     at = [p // d for p, d in zip(op.padding, op.dilation, strict=True)]
     whole = all(p % d == 0 and p // d < n for p, d, n in zip(op.padding, op.dilation, window, strict=True))
@@ -112,22 +145,42 @@ def _put(builder: GraphBuilder, nodes: Sequence[Node], output: int | None) -> in
     large = max(nodes, key=lambda n: _taps(n, graph))
     tap = _tap(large, graph)
     assert tap is not None
-    weights, biases = [], []
+    weights = []
     for node in nodes:
-        data, found = builder.values[node.inputs[1]].data, activation(node, graph)
-        assert data is not None and found is not None
+        data = builder.values[node.inputs[1]].data
+        assert data is not None
         if node is not large:
             window = builder.values[large.inputs[1]].shape[1:3]
-            spread = np.zeros((data.shape[0], *window, data.shape[3]), np.float32)
+            spread = np.zeros((data.shape[0], *window, data.shape[3]), data.dtype)
             spread[:, tap[0], tap[1]] = data[:, 0, 0]
             data = spread
         weights.append(data)
-        biases.append(bias_of(found, graph, data.shape[0]))
-        expr = found.expr
     if output is None:
-        shape = builder.values[large.output].shape
-        output = builder.value((*shape[:3], sum(map(len, weights))), DType.FLOAT32)
-    inputs = [large.inputs[0], builder.constant(np.concatenate(weights))]
-    bias = builder.constant(np.concatenate(biases, axis=3))
-    sources = sources_of(*nodes)
-    return builder.node(large.op, inputs, output, substitute(expr, {0: apply("add", RESULT, Arg(1))}), [bias], sources)
+        value = builder.values[large.output]
+        output = builder.value((*value.shape[:3], sum(map(len, weights))), value.dtype)
+    narrow = isinstance(large.op, IntegerConv2D)
+    inputs = [large.inputs[0], builder.constant(np.concatenate(weights), narrow=narrow)]
+    expr, operands = _joint_of_bytes(builder, nodes) if narrow else _joint_of_floats(builder, nodes, graph)
+    return builder.node(large.op, inputs, output, expr, operands, sources_of(*nodes))
+
+
+def _joint_of_floats(builder: GraphBuilder, nodes: Sequence[Node], graph: Graph) -> tuple[Expr, list[int]]:
+    """Their bias and activation."""
+    found = [(activation(node, graph), graph.values[node.output].shape[3]) for node in nodes]
+    biases = [bias_of(one, graph, channels) for one, channels in found if one is not None]
+    (first, _), *_ = found
+    assert first is not None
+    return substitute(first.expr, {0: apply("add", RESULT, Arg(1))}), [builder.constant(np.concatenate(biases, axis=3))]
+
+
+def _joint_of_bytes(builder: GraphBuilder, nodes: Sequence[Node]) -> tuple[Expr, list[int]]:
+    """Their epilogue, and its constants of the channels of both."""
+    operands = []
+    for each in zip(*(node.operands for node in nodes), strict=True):
+        parts = []
+        for v, node in zip(each, nodes, strict=True):
+            data, channels = builder.values[v].data, builder.values[node.output].shape[3]
+            assert data is not None
+            parts.append(np.broadcast_to(data, (1, 1, 1, channels)))
+        operands.append(builder.constant(np.concatenate(parts, axis=3)))
+    return nodes[0].epilogue, operands
