@@ -124,7 +124,7 @@ def convolutions_of_bytes(graph: Graph) -> int:
     {}, dict(windows=(3, 1)), dict(own_scale=True), dict(windows=(1, 5)),
 ])  # fmt: skip
 def test_neighbours_of_bytes_become_one(case: dict[str, object], kind: DType) -> None:
-    assert convolutions_of_bytes(of_bytes(**case, kind=kind)) == 1  # type: ignore[arg-type]
+    assert convolutions_of_bytes(of_bytes(**case, kind=kind)) == 1
 
 
 @pytest.mark.parametrize("case", [
