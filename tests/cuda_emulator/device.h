@@ -147,6 +147,7 @@ inline unsigned __dp4a(unsigned a, unsigned b, unsigned c) {
   for (int i = 0; i < 32; i += 8) c += (a >> i & 255) * (b >> i & 255);
   return c;
 }
+inline int atomicAdd(int* at, int more) { return __atomic_fetch_add(at, more, __ATOMIC_RELAXED); }
 inline float __expf(float x) { return std::exp(x); }
 inline float __fdividef(float x, float y) { return x / y; }
 inline float rsqrtf(float x) { return (float)(1.0 / std::sqrt((double)x)); }

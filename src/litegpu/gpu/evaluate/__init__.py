@@ -8,7 +8,7 @@ import numpy as np
 
 from litegpu.gpu.evaluate.expressions import NUMPY, Array, evaluate_expr
 from litegpu.gpu.evaluate.ops import apply_step, evaluate_op
-from litegpu.gpu.graph import Elementwise, Graph, MomentsConv2D, Node
+from litegpu.gpu.graph import Elementwise, Graph, IntegerExcite, MomentsConv2D, Node
 from litegpu.gpu.graph.parts import as_parts, has_parts
 
 __all__ = ["NUMPY", "Array", "apply_step", "evaluate_expr", "evaluate_graph", "evaluate_node"]
@@ -35,7 +35,10 @@ def evaluate_node(node: Node, values: Mapping[int, Array], graph: Graph) -> Arra
     with np.errstate(all="ignore"):
         if not isinstance(node.op, Elementwise):
             operands = _with_normalised(node, operands)
-            operands.insert(0, evaluate_op(node.op, [_computed(values[v]) for v in node.inputs], output.shape))
+            inputs = [_computed(values[v]) for v in node.inputs]
+            if isinstance(node.op, IntegerExcite) and node.op.squeezed is not None:
+                inputs[0] = operands[0]  # whose sums they become
+            operands.insert(0, evaluate_op(node.op, inputs, output.shape))
         result = evaluate_expr(node.epilogue, operands)
         if output.dtype.is_narrow:
             limits = np.iinfo(NUMPY[output.dtype])

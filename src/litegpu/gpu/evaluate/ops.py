@@ -145,8 +145,13 @@ def evaluate_op(op: Any, inputs: list[Array], shape: Shape) -> Array:
             x, weights = inputs
             means = _bytes(evaluate_expr(mean, [x.sum((1, 2), keepdims=True, dtype=np.int32)]), kind)
             return integer_conv2d(IntegerConv2D(zero_point=zero_point), means, weights, shape)
-        case IntegerExcite(gate, kind, zero_point):
+        case IntegerExcite(gate, kind, zero_point, squeezed):
             x, weights, *operands = inputs
+            if squeezed is not None:  # x is what is squeezed
+                narrow, *operands = operands
+                sums = evaluate_op(squeezed.squeeze, [x, narrow], (len(x), 1, 1, len(narrow)))
+                x = _bytes(evaluate_expr(squeezed.inner, [sums, *operands[: squeezed.operands]]), squeezed.kind)
+                operands = operands[squeezed.operands :]
             sums = integer_conv2d(IntegerConv2D(zero_point=zero_point), x, weights, (len(x), 1, 1, len(weights)))
             return np.broadcast_to(_bytes(evaluate_expr(gate, [sums, *operands]), kind), shape)
         case TransposeConv2D():

@@ -73,6 +73,7 @@ from litegpu.gpu.graph.ops import (
     SeparableConv2D,
     Softmax,
     Squeeze,
+    SqueezedSums,
     TransposeConv2D,
 )
 
@@ -134,6 +135,7 @@ __all__ = [
     "Slice",
     "Softmax",
     "Squeeze",
+    "SqueezedSums",
     "Step",
     "Take",
     "Tile",

@@ -231,15 +231,37 @@ class IntegerSqueeze:
 
 
 @dataclass(frozen=True)
+class SqueezedSums:
+    """Of an IntegerExcite that finds s as well: bytes of type `kind` that `inner` gives (Arg(i) is inputs[2 + i], up to
+    `operands` of these) of what `squeeze` is of the node's first operand, Arg(0). Its sums over H and W are added up by
+    who computes it, in `copies` [B,copies,C] from number `begin` on of what is zero before."""
+
+    squeeze: IntegerSqueeze
+    inner: Expr
+    kind: DType
+    operands: int
+    copies: int
+    begin: int
+
+
+@dataclass(frozen=True)
 class IntegerExcite:
     """inputs: s [B,1,1,S] of INT8 or UINT8, weights [C,1,1,S], a constant of INT8, then the operands of `gate`,
     constants of one pixel and tables -> [B,H,W,C], INT32, the same at all pixels: the bytes of type `kind` that `gate`
-    gives (Arg(i) is inputs[1 + i]) of the 1x1 convolution of s, Arg(0), as IntegerConv2D has it. Made by a pass, for
-    devices with a kernel that has an epilogue for each pixel."""
+    gives (Arg(i) is inputs[1 + i]) of the 1x1 convolution of s, Arg(0), as IntegerConv2D has it. With `squeezed`, s
+    [B,1,1,S] is found from sums: inputs are INT32 [1,1,1,N] of zeros, to which sums are added while the program runs,
+    weights [C,1,1,S], weights [S,1,1,C], then the operands of `inner` and of `gate`. Made by a pass, for devices with a
+    kernel that has an epilogue for each pixel."""
 
     gate: Expr
     kind: DType
     zero_point: int = 0
+    squeezed: SqueezedSums | None = None
+
+    @property
+    def gate_operands(self) -> int:
+        """Where the operands of `gate` begin among the inputs."""
+        return 2 if self.squeezed is None else 3 + self.squeezed.operands
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,9 @@ from litegpu.gpu.backends.cuda.kernels import byte_excite, byte_squeeze, overlap
 from litegpu.gpu.backends.cuda.kernels.byte_excite import ExciteTile
 from litegpu.gpu.backends.cuda.kernels.byte_squeeze import SqueezeTile
 from litegpu.gpu.backends.cuda.native import CudaNative
+from litegpu.gpu.backends.cuda.passes import byte_excite as passes
 from litegpu.gpu.build import build_program
+from litegpu.gpu.evaluate import evaluate_graph
 from litegpu.gpu.graph import (
     RESULT,
     Arg,
@@ -26,11 +28,14 @@ from litegpu.gpu.graph import (
     Graph,
     GraphBuilder,
     IntegerConv2D,
+    IntegerDepthwiseConv2D,
+    IntegerExcite,
     Lookup,
     Reduce,
     apply,
 )
 from litegpu.gpu.lang.features import Features
+from litegpu.gpu.passes.tables import join_tables
 
 HOPPER = Features(float16=True, native="cuda", capability=90, compute_units=132, cache_bytes=50 << 20)
 #: Shape of what is gated, and results of the first layer.
@@ -45,10 +50,11 @@ CASES = {
 
 
 def network(
-    shape: tuple[int, ...], results: int, kind: DType, *, looked_up: bool = True, both: bool = False
+    shape: tuple[int, ...], results: int, kind: DType, *, looked_up: bool = True, both: bool = False, taps: int = 0
 ) -> tuple[Graph, np.ndarray]:
-    """Bytes -> a layer -> their mean -> two layers, perhaps `looked_up` -> their product with it, perhaps with a number
-    for each channel and a value of another layer added (`both`)."""
+    """Bytes -> a layer -> perhaps a depthwise convolution with `taps` x `taps` -> their mean -> two layers, perhaps
+    `looked_up` -> their product with it, perhaps with a number for each channel and a value of another layer added
+    (`both`)."""
     rng, builder = np.random.default_rng(3), GraphBuilder()
     lowest = 0 if kind is DType.UINT8 else -128
     batch, height, width, channels = shape
@@ -69,8 +75,18 @@ def network(
         numbers = builder.constant((rng.permutation(256) + lowest).astype(np.int32).reshape(1, 1, 1, 256))
         return builder.node(Lookup(lowest), [out, numbers], bytes_of((batch, 1, 1, outputs)))
 
+    def depthwise(source: int, zero_point: int) -> int:
+        quanta = rng.integers(-127, 128, (1, taps, taps, channels)).astype(np.int32)
+        bias = builder.constant(rng.integers(-2999, 2999, (1, 1, 1, channels)).astype(np.int32))
+        factor = builder.constant(rng.uniform(0.005, 0.02, (1, 1, 1, channels)).astype(np.float32))
+        op = IntegerDepthwiseConv2D(padding=(taps // 2, taps // 2), zero_point=zero_point)
+        expr = scaled(apply("add", RESULT, Arg(1)), lowest + 60, kind)
+        return builder.node(op, [source, builder.constant(quanta)], bytes_of(shape), expr, [bias, factor])
+
     given = bytes_of((batch, height, width, 16))
     x = layer(given, channels, lowest + 60, table=False)
+    if taps:
+        x = depthwise(x, lowest + 60)
     mean = apply("mul", apply("to_float32", RESULT), 1.3 / (height * width))
     mean = apply("nearest", apply("min", apply("max", mean, float(lowest)), float(lowest + 255)))
     squeezed = builder.node(Reduce("sum", (1, 2)), [x], bytes_of((batch, 1, 1, channels)), mean)
@@ -160,6 +176,83 @@ def test_some_tiles(device: Any, monkeypatch: pytest.MonkeyPatch, tile: ExciteTi
     assert tile.threads % 32 == 0
     monkeypatch.setattr(byte_excite, "ranked", lambda *a: [tile])
     check(device, *network(*CASES["sixteen at once"], DType.INT8), BOTH)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("overlapping", [True, False])
+@pytest.mark.parametrize("kind", [DType.INT8, DType.UINT8])
+@pytest.mark.parametrize("case", CASES)
+def test_who_computes_the_bytes_adds_them_up(
+    device: Any, monkeypatch: pytest.MonkeyPatch, case: str, kind: DType, overlapping: bool
+) -> None:
+    """All of it behind that is one kernel."""
+    monkeypatch.setattr(overlapped, "will_overlap", lambda graph: overlapping)
+    monkeypatch.setattr(passes, "PIXELS_OF_A_COPY", 12)  # and several copies of the sums
+    graph, numbers = network(*CASES[case], kind, taps=5 if case == "a line" else 3, both=case == "many channels")
+    program = build_program(graph, device.features, "cuda", half=False)
+    names = [program.kernels[d.kernel].name for d in program.dispatches]
+    assert names.count("excite_of_bytes") == names.count("byte_depthwise") == 1 and "squeeze_of_bytes" not in names
+    assert "reduce" not in names and sum("SUMS_AT" in k.source for k in program.kernels) >= 2
+    want = expected(graph, {graph.inputs[0]: numbers})
+    session = device.session(program)
+    try:
+        for _ in range(3):  # sums begin with zero each time
+            got = np.zeros(want.shape, want.dtype)
+            session.write(0, numbers)
+            session.run()
+            session.read(0, got)
+            np.testing.assert_array_equal(got, want)
+    finally:
+        session.close()
+
+
+@pytest.mark.cuda
+def test_two_blocks_add_up_side_by_side(device: Any) -> None:
+    """Each has its part of the memory of sums."""
+    first, numbers = network((2, 9, 7, 32), 8, DType.INT8, taps=3)
+    second, _ = network((2, 9, 7, 16), 4, DType.INT8, taps=3)
+    builder = GraphBuilder.of(first)
+    moved = {v: builder._add(x.shape, x.dtype, x.data, "", None) for v, x in second.values.items()}
+    moved[second.inputs[0]] = first.outputs[0]
+    for node in second.nodes:
+        inputs, operands = ([moved[v] for v in of] for of in (node.inputs, node.operands))
+        builder.node(node.op, inputs, moved[node.output], node.epilogue, operands)
+    graph = builder.graph(first.inputs, [moved[second.outputs[0]]])
+    program = build_program(graph, device.features, "cuda", half=False)
+    names = [program.kernels[d.kernel].name for d in program.dispatches]
+    assert names.count("excite_of_bytes") == names.count("byte_depthwise") == 2
+    want = expected(graph, {graph.inputs[0]: numbers})
+    np.testing.assert_array_equal(first_output(device, program, [numbers], want.shape, numbers.dtype), want)
+
+
+@pytest.mark.parametrize("overlapping", [True, False])
+def test_the_definition_of_what_is_joined(monkeypatch: pytest.MonkeyPatch, overlapping: bool) -> None:
+    monkeypatch.setattr(overlapped, "will_overlap", lambda graph: overlapping)
+    for kind in (DType.INT8, DType.UINT8):
+        for taps in (0, 3):
+            graph, numbers = network(*CASES["three slices"], kind, both=True, taps=taps)
+            found = CudaNative().join_bytes(join_tables(graph, 16), HOPPER)
+            assert {type(n.op) for n in found.nodes} > {IntegerExcite}
+            np.testing.assert_array_equal(evaluate_graph(found, [numbers])[0], evaluate_graph(graph, [numbers])[0])
+
+
+def test_where_nothing_is_added_up() -> None:
+    """Large first layers, and depthwise convolutions that the kernel cannot do, are left as they were."""
+
+    def sums(graph: Graph) -> bool:
+        found = CudaNative().join_bytes(graph, HOPPER)
+        return any(isinstance(n.op, IntegerExcite) and n.op.squeezed is not None for n in found.nodes)
+
+    def one(shape: tuple[int, ...], results: int, taps: int) -> Graph:
+        return network(shape, results, DType.INT8, looked_up=False, taps=taps)[0]
+
+    assert sums(one((1, 7, 7, 96), 4, 3))
+    assert not sums(one((1, 7, 7, 96), 4, 0))
+    assert not sums(one((1, 7, 7, 96), 4, 7))
+    assert sums(one((1, 7, 7, 1152), 48, 3)) and not sums(one((1, 7, 7, 1152), 288, 3))
+    graph = one((1, 7, 7, 96), 4, 3)
+    mean = next(n.output for n in graph.nodes if isinstance(n.op, Reduce))
+    assert not sums(GraphBuilder.of(graph).graph(graph.inputs, [*graph.outputs, mean]))
 
 
 def joined(graph: Graph, features: Features = HOPPER) -> list[str]:

@@ -8,7 +8,8 @@
 // outside of it, signed); TX TY; WC WX WY (threads of a workgroup: along quads of channels, then blocks of pixels), GROUPS_C
 // GROUPS_X GROUPS_Y (workgroups along these, then images); OUT_H OUT_W H W; KERNEL_H SHARING STRIDE_* PADDING_*; OFFSET
 // PITCH_* (elements, of the input's view). RESTS, if there are any: F(quad, channel of it, KY, KX, rest) for each tap that no
-// signed byte holds (byte_rests.py).
+// signed byte holds (byte_rests.py). SUMS_AT, perhaps: where in sums_of, [images][COPIES][channels], the sums of all pixels
+// of each channel of a result are added up, with SUMS_UNSIGNED of bytes without a sign.
 constexpr bool WIDE = KERNEL_W > 4;
 constexpr int LAST = (TX - 1) * STRIDE_X + KERNEL_W;  // columns that count
 constexpr int ROWS = (TY - 1) * STRIDE_Y + KERNEL_H, FOURS = WIDE ? (LAST + 3) / 4 : (TX + SHARING - 1) / SHARING;  // of the input
@@ -32,18 +33,44 @@ INLINE int placed(int low, int high, int up, bool second) {
   return (int)(unsigned)(both << up >> (second ? 32 : 0));
 }
 
+#ifdef SUMS_AT
+#define MORE_SUMS , int* sums_of
+INLINE int byte_sum(unsigned word, unsigned which, int sum) {
+#if SUMS_UNSIGNED
+  return (int)__dp4a(word, which, (unsigned)sum);
+#else
+  return __dp4a((int)word, (int)which, sum);
+#endif
+}
+#else
+#define MORE_SUMS
+#endif
+
 // A byte of a word.
 INLINE int byte_of(unsigned word, int place) { return (int)(word << (24 - 8 * place)) >> 24; }
 INLINE int& part_of(int4& sum, int place) { return place == 0 ? sum.x : place == 1 ? sum.y : place == 2 ? sum.z : sum.w; }
 
 extern "C" __global__ void __launch_bounds__(WC * WX * WY)
-NAME(const unsigned* x, const int4* w, const int4* corrections EPILOGUE_BUFFERS) {
+NAME(const unsigned* x, const int4* w, const int4* corrections MORE_SUMS EPILOGUE_BUFFERS) {
   const unsigned thread = threadIdx.x, group = blockIdx.x;
+#ifdef SUMS_AT
+  __shared__ int totals[WC * 4];
+  for (unsigned i = thread; i < WC * 4; i += WC * WX * WY) totals[i] = 0;
+  __syncthreads();
+  const unsigned own_quad = group % GROUPS_C * WC + thread % WC, quad = own_quad < QUADS ? own_quad : 0;
+#else
   const unsigned quad = group % GROUPS_C * WC + thread % WC;
+#endif
   const unsigned ox0 = (group / GROUPS_C % GROUPS_X * WX + thread / WC % WX) * TX;
   const unsigned oy0 = (group / (GROUPS_C * GROUPS_X) % GROUPS_Y * WY + thread / (WC * WX)) * TY;
   const unsigned image = group / (GROUPS_C * GROUPS_X * GROUPS_Y);
+#ifdef SUMS_AT
+  const bool real_block = own_quad < QUADS && ox0 < OUT_W && oy0 < OUT_H;  // all threads reach the barriers
+  int4 stored = {};  // the sums of what this thread stores
+#else
+  constexpr bool real_block = true;
   if (quad >= QUADS || ox0 >= OUT_W || oy0 >= OUT_H) return;
+#endif
   int4 taps[KERNEL_H], others[WIDE ? KERNEL_H : 1];  // of four channels
   // The weights are nobody's output: they may come while the kernel before this one still runs.
 #pragma unroll
@@ -108,7 +135,7 @@ NAME(const unsigned* x, const int4* w, const int4* corrections EPILOGUE_BUFFERS)
     if (i < KERNEL_H - 1 || (i - (KERNEL_H - 1)) % STRIDE_Y) continue;
 #pragma unroll
     for (int ox = 0; ox < TX; ox++) {
-      if ((OUT_H % TY && oy0 + oy >= OUT_H) || (OUT_W % TX && ox0 + ox >= OUT_W)) continue;
+      if (!real_block || (OUT_H % TY && oy0 + oy >= OUT_H) || (OUT_W % TX && ox0 + ox >= OUT_W)) continue;
 #ifdef RESTS
 #define F(QUAD, CHANNEL, KY, KX, REST) \
   if (quad == QUAD) part_of(sums[oy][ox], CHANNEL) += byte_of(inputs[i - (KERNEL_H - 1) + KY][ox * STRIDE_X + KX], CHANNEL) * REST;
@@ -119,6 +146,21 @@ NAME(const unsigned* x, const int4* w, const int4* corrections EPILOGUE_BUFFERS)
       Quad quads;
       FINISH(own, 0, row, 0, sums[oy][ox], &quads);
       places.results[((image * OUT_H + oy0 + oy) * OUT_W + ox0 + ox) * RESULT_PITCH + RESULT_OFFSET + quad] = quads;
+#ifdef SUMS_AT
+      stored = {byte_sum(quads, 1u, stored.x), byte_sum(quads, 1u << 8, stored.y), byte_sum(quads, 1u << 16, stored.z),
+                byte_sum(quads, 1u << 24, stored.w)};
+#endif
     }
   }
+#ifdef SUMS_AT
+  if (real_block) {
+    int* const own_totals = totals + thread % WC * 4;
+    atomicAdd(own_totals, stored.x), atomicAdd(own_totals + 1, stored.y);
+    atomicAdd(own_totals + 2, stored.z), atomicAdd(own_totals + 3, stored.w);
+  }
+  __syncthreads();
+  int* const added = sums_of + SUMS_AT + (image * COPIES + group / GROUPS_C % COPIES) * (QUADS * 4) + group % GROUPS_C * (WC * 4);
+  for (unsigned i = thread; i < WC * 4; i += WC * WX * WY)
+    if (group % GROUPS_C * (WC * 4) + i < QUADS * 4) atomicAdd(added + i, totals[i]);
+#endif
 }

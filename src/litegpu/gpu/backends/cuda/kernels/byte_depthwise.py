@@ -12,7 +12,7 @@ from litegpu.gpu.backends.cuda.kernels.depthwise_block import DepthwiseBlock
 from litegpu.gpu.backends.cuda.kernels.layer import Layer
 from litegpu.gpu.backends.cuda.kernels.source import native_launch
 from litegpu.gpu.backends.cuda.kernels.tile import USUAL_UNITS
-from litegpu.gpu.graph import DType
+from litegpu.gpu.graph import DType, IntegerExcite, Node
 from litegpu.gpu.kernels.access import Operands
 from litegpu.gpu.kernels.context import KernelContext, Launch
 
@@ -29,6 +29,17 @@ MOST_THREADS = 256
 MOST_RESTS = 5
 #: Compute capability that has the instruction.
 LEAST_CAPABILITY = 61
+
+
+def summed_for(ctx: KernelContext) -> Node | None:
+    """The squeeze-and-excite for which the node's kernel adds up its results, if there is one."""
+    return next((n for n in ctx.graph.nodes if sums_of(n) == ctx.node.output), None)
+
+
+def sums_of(node: Node) -> int | None:
+    """Of which value a node reads sums that its kernel adds up."""
+    found = isinstance(node.op, IntegerExcite) and node.op.squeezed is not None
+    return node.operands[0] if found else None
 
 
 def ranked(layer: Layer, capability: int, units: int) -> list[DepthwiseBlock]:
@@ -136,6 +147,14 @@ def launch(ctx: KernelContext, layer: Layer, block: DepthwiseBlock) -> Launch:
     if rests:
         constants["RESTS"] = rests
     operands: Operands = {"x": layer.source, "w": packed(layer), "corrections": first}
+    reader = summed_for(ctx)
+    if reader is not None:
+        assert isinstance(reader.op, IntegerExcite) and reader.op.squeezed is not None
+        constants |= {
+            "SUMS_AT": reader.op.squeezed.begin, "COPIES": reader.op.squeezed.copies,
+            "SUMS_UNSIGNED": int(ctx.views[ctx.node.output].dtype is DType.UINT8),
+        }  # fmt: skip
+        operands["sums_of"] = ctx.views[reader.inputs[0]]
     return native_launch(
         ctx, "byte_depthwise", ("elements.cu", "runs.cu", "byte_depthwise.cu"), constants, operands,
         label="depthwise_conv_2d", workgroup=(block.threads, 1, 1), dispatch=(math.prod(groups), 1, 1),

@@ -1,17 +1,30 @@
 // The end of squeeze-and-excite of bytes: the gates of some channels of an image, by its second layer, and what becomes of some of
 // its pixels with them, in runs of RUN neighbouring channels (runs.cu). What is computed several times is little; weights are loaded
-// before the inputs exist.
+// before the inputs exist. With SUMS_AT all of squeeze-and-excite behind sums: each workgroup computes the first layer, too.
 //
 // Constants from the host: those of runs.cu (BN 4 * RUN: a run for each thread); WORDS (of the layer's inputs), S_OFFSET S_PITCH (bytes, of
 // these), UNSIGNED (these); TILE_QUADS (of a workgroup), LANES (threads of a channel), TURNS (words of a thread), TILE_PIXELS, GROUPS_C
 // GROUPS_P (workgroups along these, then images), IMAGE (pixels of one), THREADS; ITEMS (runs of a thread), EARLY (of these under way);
-// GATE(quad, sums, constants, operands): four channels' numbers.
+// GATE(quad, sums, constants, operands): four channels' numbers. SUMS_AT, perhaps: where in `s`, ints then, [images][COPIES]
+// [channels], sums over the pixels are, of which MEAN(sum) makes four means; with CHUNKS (16 of these), UNSIGNED_MEAN, RESULTS (of the
+// first layer, a multiple of four), INNER_LANES (threads of a result), PASSES, and INNER(quad, sums, constants, operands), the layer's inputs.
 constexpr unsigned ACROSS = TILE_QUADS / RUN_QUADS, DOWN = THREADS / ACROSS;  // threads of a pixel, and pixels side by side
 static_assert(THREADS == 4 * TILE_QUADS * LANES && TURNS * LANES >= WORDS && TILE_QUADS % RUN_QUADS == 0, "a gate belongs to a warp");
 static_assert(ITEMS * DOWN >= TILE_PIXELS && 32 % LANES == 0, "all pixels");
 
+#ifdef SUMS_AT
+#define GIVEN const int* s, const uint4* inner_weights, const int4* inner_corrections
+constexpr unsigned STEPS = (CHUNKS + INNER_LANES - 1) / INNER_LANES, AT_ONCE = THREADS / INNER_LANES;
+static_assert(AT_ONCE * PASSES >= RESULTS && RESULTS / 4 <= THREADS && RESULTS >= WORDS * 4, "threads");
+INLINE unsigned packed(int4 v) {
+  return ((unsigned)v.x & 255) | ((unsigned)v.y & 255) << 8 | ((unsigned)v.z & 255) << 16 | (unsigned)v.w << 24;
+}
+#else
+#define GIVEN const signed char* s
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS)
-NAME(const signed char* s, const unsigned* w, const int4* corrections EPILOGUE_BUFFERS) {
+NAME(GIVEN, const unsigned* w, const int4* corrections EPILOGUE_BUFFERS) {
   __shared__ int4 sums[TILE_QUADS], gates[TILE_QUADS];
   const unsigned thread = threadIdx.x, lane = thread % LANES, slice = blockIdx.x % GROUPS_C;
   const unsigned image = blockIdx.x / (GROUPS_C * GROUPS_P), first = blockIdx.x / GROUPS_C % GROUPS_P * TILE_PIXELS;
@@ -23,15 +36,25 @@ NAME(const signed char* s, const unsigned* w, const int4* corrections EPILOGUE_B
   const bool finishes = thread < TILE_QUADS && own_quad < QUADS;
   const int4 more = finishes ? corrections[own_quad] : int4{};
   const GATE_CONSTANTS_TYPE constants = GATE_CONSTANTS((finishes ? own_quad : 0));
+#ifdef SUMS_AT
+  __shared__ uint4 means[CHUNKS];
+  __shared__ int inner_sums[RESULTS];
+  __shared__ unsigned inputs[RESULTS / 4];
+  uint4 inner_factors[PASSES][STEPS];
+#pragma unroll
+  for (unsigned pass = 0; pass < PASSES; pass++)
+#pragma unroll
+    for (unsigned step = 0; step < STEPS; step++) {
+      const unsigned result = pass * AT_ONCE + thread / INNER_LANES, chunk = step * INNER_LANES + thread % INNER_LANES;
+      inner_factors[pass][step] = result < RESULTS && chunk < CHUNKS ? inner_weights[result * CHUNKS + chunk] : uint4{};
+    }
+  const bool has_input = thread < RESULTS / 4;
+  const int4 inner_more = has_input ? inner_corrections[thread] : int4{};
+  const INNER_CONSTANTS_TYPE inner_constants = INNER_CONSTANTS((has_input ? thread : 0));
+#endif
   wait_for_predecessors();
   launch_dependents();
 
-  unsigned words[TURNS];
-#pragma unroll
-  for (unsigned i = 0; i < TURNS; i++) {
-    const unsigned word = i * LANES + lane;
-    words[i] = word < WORDS ? ((const unsigned*)(s + (S_OFFSET + image * S_PITCH)))[word] ^ (UNSIGNED ? 0x80808080u : 0u) : 0;
-  }
   const Places places PLACES;
   const unsigned quad = slice * TILE_QUADS + thread % ACROSS * RUN_QUADS, row = thread / ACROSS;
   auto pixel_of = [&](unsigned item) { return first + row + item * DOWN; };
@@ -42,6 +65,48 @@ NAME(const signed char* s, const unsigned* w, const int4* corrections EPILOGUE_B
     if (there(i)) rows[i] = load_row(places, image * IMAGE + pixel_of(i), quad);
   ChannelsOf<RUN_QUADS> own;
   load_channels(own, places, corrections, 0, quad);
+  unsigned words[TURNS];
+#ifdef SUMS_AT
+  for (unsigned item = thread; item < CHUNKS * 4; item += THREADS) {
+    int4 sum = {};
+#pragma unroll
+    for (unsigned copy = 0; copy < COPIES; copy++)
+      if (item < QUADS) sum = corrected(sum, ((const int4*)(s + SUMS_AT))[(image * COPIES + copy) * QUADS + item]);
+    ((unsigned*)means)[item] = item < QUADS ? packed(MEAN(sum)) ^ (UNSIGNED_MEAN ? 0x80808080u : 0u) : 0;
+  }
+  __syncthreads();
+#pragma unroll
+  for (unsigned pass = 0; pass < PASSES; pass++) {
+    const unsigned result = pass * AT_ONCE + thread / INNER_LANES;
+    int total = 0;
+#pragma unroll
+    for (unsigned step = 0; step < STEPS; step++) {
+      const unsigned chunk = step * INNER_LANES + thread % INNER_LANES;
+      if (CHUNKS % INNER_LANES && chunk >= CHUNKS) continue;
+      const uint4 values = means[chunk], by = inner_factors[pass][step];
+      total = __dp4a((int)values.x, (int)by.x, total), total = __dp4a((int)values.y, (int)by.y, total);
+      total = __dp4a((int)values.z, (int)by.z, total), total = __dp4a((int)values.w, (int)by.w, total);
+    }
+#pragma unroll
+    for (unsigned by = INNER_LANES / 2; by; by /= 2) total += __shfl_xor_sync(~0u, total, by);
+    if (thread % INNER_LANES == 0 && result < RESULTS) inner_sums[result] = total;
+  }
+  __syncthreads();
+  if (has_input)
+    inputs[thread] = packed(INNER(thread, (corrected(((const int4*)inner_sums)[thread], inner_more)), inner_constants, INNER_OPERANDS(thread)));
+  __syncthreads();
+#pragma unroll
+  for (unsigned i = 0; i < TURNS; i++) {
+    const unsigned word = i * LANES + lane;
+    words[i] = word < WORDS ? inputs[word] ^ (UNSIGNED ? 0x80808080u : 0u) : 0;
+  }
+#else
+#pragma unroll
+  for (unsigned i = 0; i < TURNS; i++) {
+    const unsigned word = i * LANES + lane;
+    words[i] = word < WORDS ? ((const unsigned*)(s + (S_OFFSET + image * S_PITCH)))[word] ^ (UNSIGNED ? 0x80808080u : 0u) : 0;
+  }
+#endif
   int sum = 0;
 #pragma unroll
   for (unsigned i = 0; i < TURNS; i++) sum = __dp4a((int)words[i], (int)factors[i], sum);

@@ -70,6 +70,8 @@ def build(ctx: KernelContext) -> list[Launch] | None:
     ]
     # MobileNet v2 at batch 1: 0.6 us less, ten times
     first = min(words, key=lambda option: option[0]) if words and waits else None
+    if byte_depthwise.summed_for(ctx) is not None:
+        options = []  # of which none adds up
     return [cheapest(ctx, layer, [*options, *words], first=first)] if options or words else None
 
 

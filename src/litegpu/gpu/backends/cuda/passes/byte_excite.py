@@ -8,10 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from litegpu.gpu.backends.cuda.kernels import byte_excite, byte_squeeze, overlapped
+from litegpu.gpu.backends.cuda.kernels import byte_depthwise, byte_excite, byte_squeeze, overlapped
+from litegpu.gpu.backends.cuda.kernels.byte_excite import InnerLayer
+from litegpu.gpu.backends.cuda.kernels.layer import Layer
 from litegpu.gpu.graph import (
     RESULT,
     Arg,
+    Conv2D,
+    DType,
     Elementwise,
     Expr,
     Graph,
@@ -22,15 +26,22 @@ from litegpu.gpu.graph import (
     IntegerInvertedConv2D,
     IntegerSeparableConv2D,
     IntegerSqueeze,
+    Literal,
     Node,
     Pool2D,
     Reduce,
+    SqueezedSums,
+    Value,
     sources_of,
     substitute,
     tables,
 )
 from litegpu.gpu.lang.features import Features
+from litegpu.gpu.view import padded
 
+#: Pixels of an image for each copy of its sums, and of a channel's sums all copies. (One H200, EfficientNet B0 at batch
+#: 1: 128.5 us, and 129.1 with one copy of each.)
+PIXELS_OF_A_COPY, MOST_COPIES = 784, 8
 #: What computes and reads values that have memory of their own, as they are computed: channels lie side by side.
 _KINDS = (
     Elementwise, IntegerConv2D, IntegerDepthwiseConv2D, IntegerExcite, IntegerInvertedConv2D, IntegerSeparableConv2D,
@@ -39,27 +50,32 @@ _KINDS = (
 
 
 def join_byte_excitations(graph: Graph, features: Features) -> Graph:
-    """The graph with IntegerSqueeze nodes for means that a layer alone reads, and IntegerExcite nodes for layers of one
-    pixel that elementwise work on many pixels alone reads. Where kernels wait for each other more than they work the
-    former are left as they are: many workgroups, and then few, are done sooner. (One H200, EfficientNet B0 at batch 1:
-    157.6 us, and 165 of one kernel for both; at batch 64 811 and 787.)"""
+    """The graph with one IntegerExcite node for a whole squeeze-and-excite of what a depthwise convolution computes,
+    whose kernel adds its results up. Of others with IntegerSqueeze nodes for means that a layer alone reads, and
+    IntegerExcite nodes for layers of one pixel that elementwise work on many pixels alone reads. Where kernels wait for
+    each other more than they work the former are left as they are: many workgroups, and then few, are done sooner. (One
+    H200, EfficientNet B0 at batch 1: 157.6 us, and 165 of one kernel for both; at batch 64 811 and 787.)"""
     found = _Found(graph, features)
     made: dict[int, Node] = {}
     for node in graph.nodes:
-        joined = found.squeezed(node, made) or found.excited(node, made)
+        joined = found.whole(node, made) or found.squeezed(node, made) or found.excited(node, made)
         if joined is not None:
-            del made[joined.gone]
+            for v in joined.gone:
+                del made[v]
             node = joined.node
         made[node.output] = node
-    return GraphBuilder(dict(graph.values), list(made.values())).graph(graph.inputs, graph.outputs)
+    builder = GraphBuilder({**graph.values, **found.sums}, list(made.values()))
+    for v in found.sums:  # zeros, before all else
+        builder.nodes.insert(0, Node(Elementwise(), (), v, Literal(0, DType.INT32)))
+    return builder.graph(graph.inputs, graph.outputs)
 
 
 @dataclass(frozen=True, eq=False)
 class _Joined:
-    """A node that does another's work as well, whose output is gone."""
+    """A node that does others' work as well, whose outputs are gone."""
 
     node: Node
-    gone: int
+    gone: tuple[int, ...]
 
 
 class _Found:
@@ -67,26 +83,106 @@ class _Found:
         self.graph, self.values, self.features = graph, graph.values, features
         self.consumers: Mapping[int, Sequence[Node]] = graph.consumers()
         self.waits = overlapped.will_overlap(graph)
+        self.sums: dict[int, Value] = {}  # the memory of all sums, if there are some
+
+    def whole(self, node: Node, made: Mapping[int, Node]) -> _Joined | None:
+        """Elementwise work with the layers that give a number for each of its channels, and the mean that they begin
+        with, of what a depthwise convolution computes."""
+        ended = self.excited(node, made)
+        layer = None if ended is None else made.get(ended.node.inputs[0])
+        if ended is None or layer is None or not self._is_for(layer, made[ended.gone[0]]):
+            return None
+        found = self._squeeze(layer, made)
+        if found is None:
+            return None
+        squeeze, x, gone = found
+        known = all(self._is_constant(layer, i) for i in range(1, 1 + len(layer.operands)))
+        if not known or x not in ended.node.operands or not self._adds_up(x, made):
+            return None
+        depth, shape = self.values[layer.output].shape[3], self.values[node.output].shape
+        inner, features = InnerLayer(shape[3], depth, self._copies(x)), self.features
+        if not byte_excite.ranked(shape, depth, features.capability, features.compute_units, inner=inner):
+            return None
+        sources = sources_of(ended.node, layer, *(made[v] for v in gone))
+        joined = self._with_sums(ended.node, layer, x, squeeze, inner.copies)
+        return _Joined(dataclasses.replace(joined, sources=sources), (ended.gone[0], layer.output, *gone))
+
+    def _squeeze(self, layer: Node, made: Mapping[int, Node]) -> tuple[IntegerSqueeze, int, tuple[int, ...]] | None:
+        """A layer of means as such, the value whose means they are, and what is gone with it."""
+        if isinstance(layer.op, IntegerSqueeze):
+            return layer.op, layer.inputs[0], ()
+        mean = self._mean(layer, made)
+        if mean is None or not isinstance(layer.op, IntegerConv2D):
+            return None
+        squeeze = IntegerSqueeze(mean.epilogue, self.values[mean.output].dtype, layer.op.zero_point)
+        return squeeze, mean.inputs[0], (mean.output,)
+
+    def _mean(self, layer: Node, made: Mapping[int, Node]) -> Node | None:
+        """What a layer of one pixel alone reads, if that is a mean of all pixels."""
+        mean = made.get(layer.inputs[0]) if layer.inputs else None
+        if mean is None or mean.op != Reduce("sum", (1, 2)) or mean.operands or mean.output in layer.operands:
+            return None
+        return mean if self._is_layer(layer) and self._is_for(mean, layer) else None
+
+    def _with_sums(self, last: Node, layer: Node, x: int, squeeze: IntegerSqueeze, copies: int) -> Node:
+        """The IntegerExcite `last` with what is in front of it, of sums of value x."""
+        assert isinstance(last.op, IntegerExcite)
+        if not self.sums:
+            number = max(self.values) + 1
+            self.sums[number] = Value(number, (1, 1, 1, 0), DType.INT32)
+        ((number, sums),) = self.sums.items()
+        begin, shape = sums.shape[3], self.values[x].shape
+        size = shape[0] * copies * -(-shape[3] // 4) * 4
+        self.sums[number] = dataclasses.replace(sums, shape=(1, 1, 1, begin + size))
+        kind = self.values[layer.output].dtype
+        squeezed = SqueezedSums(squeeze, layer.epilogue, kind, len(layer.operands), copies, begin)
+        others = (x, *(v for v in last.operands if v != x))
+        places: dict[int, Expr] = {1 + i: Arg(1 + others.index(v)) for i, v in enumerate(last.operands)}
+        return dataclasses.replace(
+            last,
+            op=dataclasses.replace(last.op, squeezed=squeezed),
+            inputs=(number, last.inputs[1], layer.inputs[1], *layer.operands, *last.inputs[2:]),
+            epilogue=substitute(last.epilogue, {0: RESULT, **places}),
+            operands=others,
+        )
+
+    def _adds_up(self, v: int, made: Mapping[int, Node]) -> bool:
+        """Whether what computes it adds up its results as well."""
+        node = made.get(v)
+        if node is None or not isinstance(node.op, IntegerDepthwiseConv2D) or node.op.multiplier > 1:
+            return False
+        weights, x = self.values[node.inputs[1]].data, self.values[node.inputs[0]]
+        if weights is None or x.is_constant or x.dtype.nbytes != 1 or not self._is_in_rows(x.id, made):
+            return False
+        alike = all(self._is_constant(node, i) for i in range(1, 1 + len(node.operands)))
+        op, shape = node.op, self.values[v].shape
+        plain = Conv2D(op.stride, op.dilation, op.padding, zero_point=op.zero_point)
+        layer = Layer(plain, padded(0, x.shape, x.dtype), weights, shape, False, whole_numbers=True, run=4)
+        return (
+            alike
+            and shape[3] % 4 == 0
+            and bool(byte_depthwise.ranked(layer, self.features.capability, self.features.compute_units))
+        )
+
+    def _copies(self, v: int) -> int:
+        """Of sums, so that few workgroups add to the same."""
+        batch, height, width, _ = self.values[v].shape
+        counts = (n for n in (8, 4, 2) if n * batch <= MOST_COPIES and height * width >= n * PIXELS_OF_A_COPY)
+        return next(counts, 1)
 
     def squeezed(self, layer: Node, made: Mapping[int, Node]) -> _Joined | None:
         """A layer with the mean that it reads."""
-        mean = made.get(layer.inputs[0]) if layer.inputs and not self.waits else None
-        if mean is None or mean.op != Reduce("sum", (1, 2)) or mean.operands or not self._is_for(mean, layer):
+        mean = None if self.waits else self._mean(layer, made)
+        if mean is None or not self._is_in_rows(mean.inputs[0], made):
             return None
-        if mean.output in layer.operands:
+        found = self._squeeze(layer, made)
+        assert found is not None
+        squeeze, x, gone = found
+        shape, results = self.values[x].shape, self.values[layer.output].shape[3]
+        if not byte_squeeze.ranked(shape, results, self.features.capability, self.features.compute_units):
             return None
-        x, squeezed, op = self.values[mean.inputs[0]], self.values[mean.output], layer.op
-        if not self._is_layer(layer) or not isinstance(op, IntegerConv2D) or not self._is_in_rows(x.id, made):
-            return None
-        results = self.values[layer.output].shape[3]
-        units, capability = self.features.compute_units, self.features.capability
-        if not byte_squeeze.ranked(x.shape, results, capability, units):
-            return None
-        joined = IntegerSqueeze(mean.epilogue, squeezed.dtype, op.zero_point)
-        inputs = (x.id, layer.inputs[1])
-        return _Joined(
-            dataclasses.replace(layer, op=joined, inputs=inputs, sources=sources_of(mean, layer)), mean.output
-        )
+        joined = dataclasses.replace(layer, op=squeeze, inputs=(x, layer.inputs[1]), sources=sources_of(mean, layer))
+        return _Joined(joined, gone)
 
     def excited(self, node: Node, made: Mapping[int, Node]) -> _Joined | None:
         """Elementwise work with the layer that gives a number for each of its channels."""
@@ -97,7 +193,7 @@ class _Found:
             if layer is not None and self._is_layer(layer) and self._is_for(layer, node):
                 joined = self._with_gates(node, layer, made)
                 if joined is not None:
-                    return _Joined(joined, v)
+                    return _Joined(joined, (v,))
         return None
 
     def _with_gates(self, node: Node, layer: Node, made: Mapping[int, Node]) -> Node | None:
