@@ -188,6 +188,7 @@ def test_who_computes_the_bytes_adds_them_up(
     """All of it behind that is one kernel."""
     monkeypatch.setattr(overlapped, "will_overlap", lambda graph: overlapping)
     monkeypatch.setattr(passes, "PIXELS_OF_A_COPY", 12)  # and several copies of the sums
+    monkeypatch.setattr(passes, "PIXELS_OF_A_RESULT", 0)
     graph, numbers = network(*CASES[case], kind, taps=5 if case == "a line" else 3, both=case == "many channels")
     program = build_program(graph, device.features, "cuda", half=False)
     names = [program.kernels[d.kernel].name for d in program.dispatches]
@@ -207,6 +208,7 @@ def test_who_computes_the_bytes_adds_them_up(
 
 
 @pytest.mark.cuda
+@pytest.mark.usefixtures("together")
 def test_two_blocks_add_up_side_by_side(device: Any) -> None:
     """Each has its part of the memory of sums."""
     first, numbers = network((2, 9, 7, 32), 8, DType.INT8, taps=3)
@@ -236,7 +238,8 @@ def test_the_definition_of_what_is_joined(monkeypatch: pytest.MonkeyPatch, overl
             np.testing.assert_array_equal(evaluate_graph(found, [numbers])[0], evaluate_graph(graph, [numbers])[0])
 
 
-def test_where_nothing_is_added_up() -> None:
+@pytest.mark.usefixtures("together")
+def test_where_nothing_is_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Large first layers, and depthwise convolutions that the kernel cannot do, are left as they were."""
 
     def sums(graph: Graph) -> bool:
@@ -250,6 +253,8 @@ def test_where_nothing_is_added_up() -> None:
     assert not sums(one((1, 7, 7, 96), 4, 0))
     assert not sums(one((1, 7, 7, 96), 4, 7))
     assert sums(one((1, 7, 7, 1152), 48, 3)) and not sums(one((1, 7, 7, 1152), 288, 3))
+    monkeypatch.setattr(overlapped, "will_overlap", lambda graph: False)
+    assert sums(one((1, 7, 7, 96), 6, 3)) and not sums(one((1, 7, 7, 96), 7, 3))
     graph = one((1, 7, 7, 96), 4, 3)
     mean = next(n.output for n in graph.nodes if isinstance(n.op, Reduce))
     assert not sums(GraphBuilder.of(graph).graph(graph.inputs, [*graph.outputs, mean]))
