@@ -14,22 +14,19 @@ from litegpu.gpu.backends import registry
 from litegpu.gpu.backends.abilities import Contracting, Turning
 from litegpu.gpu.backends.contract import Backend
 from litegpu.gpu.graph import RESULT, Copy, DType, Graph, GraphBuilder, Node, Reshape
-from litegpu.gpu.kernels import native
 from litegpu.gpu.kernels.builders import build as build_kernels
 from litegpu.gpu.kernels.context import KernelContext, Launch, NativeKernel
 from litegpu.gpu.kernels.joined import joined
 from litegpu.gpu.kernels.tuner import Tuner
 from litegpu.gpu.lang import Kernel, KernelError
 from litegpu.gpu.lang.features import Features
-from litegpu.gpu.passes import optimise
+from litegpu.gpu.passes import join_bytes, optimise
 from litegpu.gpu.passes.beside_bytes import values_beside_bytes
 from litegpu.gpu.passes.decisions import values_decided_on
 from litegpu.gpu.passes.layout import Placed, place
 from litegpu.gpu.passes.precision import values_in_float32
 from litegpu.gpu.passes.recomputing import recompute
-from litegpu.gpu.passes.split import split_reductions
 from litegpu.gpu.passes.staging import stage
-from litegpu.gpu.passes.tables import join_tables
 from litegpu.gpu.program import Binding, Dispatch, KernelCode, MemoryReport, Port, Program, RowMap
 from litegpu.gpu.view import View
 
@@ -78,10 +75,7 @@ def build_program(
     exact = values_decided_on(optimised) if half else {}
     exact |= values_in_float32(optimised, ranges) if auto else {}
     exact |= values_beside_bytes(optimised) if half and integer else {}
-    optimised = join_tables(optimised, features.max_buffers)
-    own = native.of(features)
-    optimised = optimised if own is None else own.join_bytes(optimised, features)
-    optimised = split_reductions(optimised, features.compute_units, narrow=True)
+    optimised = join_bytes(optimised, features)
     kept = optimised.inputs[len(optimised.inputs) - variables :]
     placed = place(optimised, half, exact, kept)
     inputs, outputs = optimised.inputs[: len(optimised.inputs) - variables], placed.graph.outputs

@@ -30,7 +30,7 @@ from litegpu.gpu.passes.softmax import join_softmax, reduce_softmax
 from litegpu.gpu.passes.split import split_reductions
 from litegpu.gpu.passes.spreading import spread_pixels
 from litegpu.gpu.passes.squeezing import squeeze_first
-from litegpu.gpu.passes.tables import fold_tables
+from litegpu.gpu.passes.tables import fold_tables, join_tables
 from litegpu.gpu.passes.windows import split_windows
 
 
@@ -52,3 +52,11 @@ def optimise(graph: Graph, features: Features, half: bool = False) -> Graph:
     graph = join_attention(graph, features, half)
     graph = graph if own is None else own.join_last(graph, features, half)
     return split_reductions(join_waiting(graph, features), features.compute_units)
+
+
+def join_bytes(graph: Graph, features: Features) -> Graph:
+    """The same function once more, what is computed of bytes in fewer kernels: behind all that takes operands for
+    values of the output's shape, as tables are none."""
+    graph, own = join_tables(graph, features.max_buffers), native.of(features)
+    graph = graph if own is None else own.join_bytes(graph, features)
+    return split_reductions(graph, features.compute_units, narrow=True)
