@@ -22,6 +22,7 @@ from litegpu.gpu.evaluate import evaluate_graph
 from litegpu.gpu.graph import (
     RESULT,
     Arg,
+    Concat,
     DType,
     Elementwise,
     Expr,
@@ -224,6 +225,36 @@ def test_two_blocks_add_up_side_by_side(device: Any) -> None:
     names = [program.kernels[d.kernel].name for d in program.dispatches]
     assert names.count("excite_of_bytes") == names.count("byte_depthwise") == 2
     want = expected(graph, {graph.inputs[0]: numbers})
+    np.testing.assert_array_equal(first_output(device, program, [numbers], want.shape, numbers.dtype), want)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("overlapping", [True, False])
+def test_two_blocks_of_one_value(device: Any, monkeypatch: pytest.MonkeyPatch, overlapping: bool) -> None:
+    """Its sums are added up for one of them."""
+    monkeypatch.setattr(overlapped, "will_overlap", lambda graph: overlapping)
+    graph, numbers = network((1, 9, 7, 32), 3, DType.INT8, taps=3)
+    builder = GraphBuilder.of(graph)
+    (mean,) = (n for n in graph.nodes if isinstance(n.op, Reduce))
+    again = {mean.output}  # and all behind it
+    for node in graph.nodes[graph.nodes.index(mean) :]:
+        again.add(node.output)
+    moved = {v: builder.value(graph.values[v].shape, graph.values[v].dtype) for v in again}
+    for node in graph.nodes:
+        if node.output in again:
+            inputs, operands = ([moved.get(v, v) for v in of] for of in (node.inputs, node.operands))
+            epilogue = node.epilogue
+            if node is mean:
+                epilogue = apply("min", epilogue, whole(50))
+            builder.node(node.op, inputs, moved[node.output], epilogue, operands)
+    both = builder.node(
+        Concat(3), [graph.outputs[0], moved[graph.outputs[0]]], builder.value((1, 9, 7, 32), DType.INT8)
+    )
+    twice = builder.graph(graph.inputs, [both])
+    program = build_program(twice, device.features, "cuda", half=False)
+    names = [program.kernels[d.kernel].name for d in program.dispatches]
+    assert names.count("excite_of_bytes") == 2 and names.count("byte_depthwise") == 1
+    want = expected(twice, {twice.inputs[0]: numbers})
     np.testing.assert_array_equal(first_output(device, program, [numbers], want.shape, numbers.dtype), want)
 
 

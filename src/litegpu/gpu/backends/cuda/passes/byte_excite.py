@@ -1,4 +1,4 @@
-"""Squeeze-and-excite of bytes in two kernels: the mean with the first layer, the second one with what multiplies."""
+"""Squeeze-and-excite of bytes in one kernel, or in two: mean and first layer, second layer and what multiplies."""
 
 from __future__ import annotations
 
@@ -88,6 +88,7 @@ class _Found:
         self.consumers: Mapping[int, Sequence[Node]] = graph.consumers()
         self.waits = overlapped.will_overlap(graph)
         self.sums: dict[int, Value] = {}  # the memory of all sums, if there are some
+        self.summed: set[int] = set()  # values whose sums are there
 
     def whole(self, node: Node, made: Mapping[int, Node]) -> _Joined | None:
         """Elementwise work with the layers that give a number for each of its channels, and the mean that they begin
@@ -101,7 +102,7 @@ class _Found:
             return None
         squeeze, x, gone = found
         known = all(self._is_constant(layer, i) for i in range(1, 1 + len(layer.operands)))
-        if not known or x not in ended.node.operands or not self._adds_up(x, made):
+        if not known or x not in ended.node.operands or x in self.summed or not self._adds_up(x, made):
             return None
         depth, shape = self.values[layer.output].shape[3], self.values[node.output].shape
         if not self.waits and shape[1] * shape[2] < PIXELS_OF_A_RESULT * depth:
@@ -109,6 +110,7 @@ class _Found:
         inner, features = InnerLayer(shape[3], depth, self._copies(x)), self.features
         if not byte_excite.ranked(shape, depth, features.capability, features.compute_units, inner=inner):
             return None
+        self.summed.add(x)  # once: who computes it has one place for them
         sources = sources_of(ended.node, layer, *(made[v] for v in gone))
         joined = self._with_sums(ended.node, layer, x, squeeze, inner.copies)
         return _Joined(dataclasses.replace(joined, sources=sources), (ended.gone[0], layer.output, *gone))
