@@ -13,6 +13,7 @@ import pytest
 from agreement import official, on_gpu, require_cuda, require_gpu, run
 from ai_edge_litert.interpreter import OpResolverType
 
+from litegpu import GpuDelegate, Interpreter
 from litegpu.gpu.evaluate import evaluate_graph
 from litegpu.gpu.lower import check_operator, lower_partition
 from litegpu.model import read_model
@@ -156,6 +157,32 @@ def test_equal_on_cuda(op: str, kind: Kind) -> None:
         layer = Layer(op, kind, seed)
         gpu = on_gpu(layer.content, arithmetic="integer", backend="cuda", precision_loss_allowed=True)
         _compare(layer, run(gpu, layer.inputs), seed)
+
+
+@pytest.mark.parametrize("looked_up", [False, True])
+@pytest.mark.parametrize("scales", [(0.01, 0.02), (0.01, 0.01), (3.0, 0.001)])
+def test_weights_of_four_bits_on_a_device_with_eight_buffers(scales: tuple[float, float], looked_up: bool) -> None:
+    """Shifts to the right, the same for all, and some to the left; and perhaps a table besides."""
+    n, m = np.random.default_rng(0), ModelBuilder()
+    x = m.input("x", (1, 5, 4, 4), TensorType.INT8, quantization=quantized(0.05, 3))
+    each = quantized(np.linspace(*scales, 4), np.zeros(4, int))
+    w = m.constant(n.integers(-7, 8, (4, 3, 3, 4)).astype(np.int8), "w", quantization=each, type=TensorType.INT4)
+    bias = quantized(np.linspace(*scales, 4) * 0.05, np.zeros(4, int))
+    b = m.constant(n.integers(-99, 99, 4).astype(np.int32), "b", quantization=bias)
+    y = m.tensor((1, 5, 4, 4), TensorType.INT8, "y", quantization=quantized(0.07, -5))
+    m.node("CONV_2D", [x, w, b], [y], dict(stride_h=1, stride_w=1, padding="SAME"))
+    if looked_up:
+        z = m.tensor((1, 5, 4, 4), TensorType.INT8, "z", quantization=quantized(1 / 256, -128))
+        m.node("LOGISTIC", [y], [z])
+        y = z
+    m.output(y)
+    content, numbers = m.build(), n.integers(-128, 128, (1, 5, 4, 4)).astype(np.int8)
+    delegate = GpuDelegate(backend="reference", arithmetic="integer")
+    gpu = Interpreter(model_content=content, experimental_delegates=[delegate], fallback="strict")
+    gpu.allocate_tensors()
+    assert gpu.delegation_report().fully_delegated
+    want = run(official(content, OpResolverType.BUILTIN), [numbers])[0]
+    np.testing.assert_array_equal(run(gpu, [numbers])[0], want)
 
 
 def test_sums_of_words_that_may_not_fit_are_left() -> None:

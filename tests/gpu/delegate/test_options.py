@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 
 import pytest
 
+import litegpu
 from litegpu import (
     ExperimentalFlags,
     GpuDelegate,
@@ -79,6 +81,14 @@ def test_preference() -> None:
     sustained = GpuDelegateOptions(inference_preference=InferencePreference.SUSTAINED_SPEED)
     assert sustained.tuning_level == "fast"
     assert dataclasses.replace(sustained, tuning="full").tuning_level == "full"
+
+
+@pytest.mark.parametrize("name", ["fallback", "num_threads"])
+def test_what_a_model_is_opened_with_is_no_option(name: str) -> None:
+    with pytest.raises(OptionError, match=f"'{name}': it is an argument of litegpu.Interpreter and litegpu.load"):
+        GpuDelegate(**{name: "strict"})
+    for opens in (litegpu.Interpreter, litegpu.load):
+        assert name in inspect.signature(opens).parameters
 
 
 def test_unknown_names_are_refused_with_the_nearest_one() -> None:

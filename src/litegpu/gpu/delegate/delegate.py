@@ -329,9 +329,15 @@ class GpuDelegate:
         return registry.open_device(backend, name, software=software)
 
 
+#: What a model is opened with, rather than a delegate.
+_OF_INTERPRETERS = ("fallback", "num_threads")
+
+
 def _unknown_option(name: str, known: Sequence[str]) -> str:
     import difflib
 
+    if name in _OF_INTERPRETERS:
+        return f"GpuDelegate has no option {name!r}: it is an argument of litegpu.Interpreter and litegpu.load"
     near = difflib.get_close_matches(name, known, 1)
     advice = f"did you mean {near[0]!r}?" if near else f"the options are {', '.join(known)}"
     return f"GpuDelegate has no option {name!r}: {advice}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from litegpu.gpu.graph import RESULT, Arg, DType, Expr
+from litegpu.gpu.graph import RESULT, Arg, DType, Expr, Literal
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower.activation import BOUNDS
 from litegpu.gpu.lower.constants import QUANTIZED, Array, quanta
@@ -242,8 +242,8 @@ def in_fixed_point(
     operands: list[int] = []
 
     def argument(array: Array) -> Expr:
-        if array.size == 1:
-            return whole(int(array.reshape(())))
+        if (array == array.flat[0]).all():
+            return whole(int(array.flat[0]))
         operands.append(ctx.builder.constant(array.astype(np.int32).reshape(-1)))
         return Arg(len(operands))
 
@@ -254,9 +254,17 @@ def in_fixed_point(
         ctx.require(shifts.max(initial=0) <= _MOST_ONCE, NOT_KNOWN)
         expr = fn("fixed_mul_once", expr, argument(multipliers), argument(shifts))
     elif upwards:
-        right = np.maximum(-shifts, 0)
-        high = fn("fixed_mul", expr, argument(multipliers), argument(np.maximum(shifts, 0)))
-        expr = fn("shift_right", fn("add", high, argument((1 << right) >> 1)), argument(right))
+        multiplier, shift = argument(multipliers), argument(shifts)
+        left: Expr
+        right: Expr
+        half: Expr
+        if isinstance(shift, Literal):
+            by = int(shift.value)
+            left, right, half = whole(max(by, 0)), whole(max(-by, 0)), whole((1 << max(-by, 0)) >> 1)
+        else:  # of one array, as a device may have no more than eight buffers for a kernel
+            left, right = fn("max", shift, whole(0)), fn("max", fn("neg", shift), whole(0))
+            half = fn("shift_right", fn("shift_left", whole(1), right), whole(1))
+        expr = fn("shift_right", fn("add", fn("fixed_mul", expr, multiplier, left), half), right)
     else:
         expr = fn("fixed_mul", expr, argument(multipliers), argument(shifts))
     code = int(ctx.option("fused_activation_function"))
