@@ -86,7 +86,7 @@ def test_preference() -> None:
 @pytest.mark.parametrize("name", ["fallback", "num_threads"])
 def test_what_a_model_is_opened_with_is_no_option(name: str) -> None:
     with pytest.raises(OptionError, match=f"'{name}': it is an argument of litegpu.Interpreter and litegpu.load"):
-        GpuDelegate(**{name: "strict"})
+        GpuDelegate(None, **{name: "strict"})
     for opens in (litegpu.Interpreter, litegpu.load):
         assert name in inspect.signature(opens).parameters
 

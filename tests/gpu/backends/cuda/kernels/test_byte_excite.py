@@ -13,8 +13,8 @@ from gpu.backends.cuda.kernels.test_runs import scaled, whole
 from gpu.backends.cuda.kernels.test_specialized import stored
 
 from litegpu.gpu.backends.cuda.kernels import byte_excite, byte_squeeze, overlapped
-from litegpu.gpu.backends.cuda.kernels.byte_excite import ExciteTile
-from litegpu.gpu.backends.cuda.kernels.byte_squeeze import SqueezeTile
+from litegpu.gpu.backends.cuda.kernels.byte_excite import ByteExciteTile
+from litegpu.gpu.backends.cuda.kernels.byte_squeeze import ByteSqueezeTile
 from litegpu.gpu.backends.cuda.native import CudaNative
 from litegpu.gpu.backends.cuda.passes import byte_excite as passes
 from litegpu.gpu.build import build_program
@@ -161,18 +161,25 @@ def test_where_kernels_overlap(device: Any) -> None:
 def test_every_division(device: Any, monkeypatch: pytest.MonkeyPatch, threads: int, split: int, lanes: int) -> None:
     if split > 1 and device.features.capability < 90:
         pytest.skip("needs clusters")
-    monkeypatch.setattr(byte_squeeze, "ranked", lambda *a: [SqueezeTile(threads, split, lanes, a[4] if a[4:] else 4)])
+    monkeypatch.setattr(
+        byte_squeeze, "ranked", lambda *a: [ByteSqueezeTile(threads, split, lanes, a[4] if a[4:] else 4)]
+    )
     case = "many channels" if lanes == 32 else "sixteen at once"
     check(device, *network(*CASES[case], DType.INT8), BOTH)
 
 
-TILES = [ExciteTile(8, 1, 63, 16), ExciteTile(8, 16, 20, 16), ExciteTile(4, 4, 63, 16), ExciteTile(16, 2, 7, 16)]
+TILES = [
+    ByteExciteTile(8, 1, 63, 16),
+    ByteExciteTile(8, 16, 20, 16),
+    ByteExciteTile(4, 4, 63, 16),
+    ByteExciteTile(16, 2, 7, 16),
+]
 
 
 @pytest.mark.cuda
 @pytest.mark.usefixtures("apart")
 @pytest.mark.parametrize("tile", TILES, ids=str)
-def test_some_tiles(device: Any, monkeypatch: pytest.MonkeyPatch, tile: ExciteTile) -> None:
+def test_some_tiles(device: Any, monkeypatch: pytest.MonkeyPatch, tile: ByteExciteTile) -> None:
     """Of all, some and more quads than there are, with pixels left over."""
     assert tile.threads % 32 == 0
     monkeypatch.setattr(byte_excite, "ranked", lambda *a: [tile])

@@ -26,7 +26,7 @@ MOST_INNER = 16  # chunks of the first layer's weights that a thread holds
 
 
 @dataclass(frozen=True)
-class ExciteTile:
+class ByteExciteTile:
     """A workgroup has some pixels of some quads of channels, each gate `lanes` threads, a thread runs of channels."""
 
     quads: int
@@ -90,7 +90,7 @@ class InnerLayer:
 
 def ranked(
     shape: Shape, depth: int, capability: int, units: int, run: int = 4, inner: InnerLayer | None = None
-) -> list[ExciteTile]:
+) -> list[ByteExciteTile]:
     """The ways to divide it, the cheapest first; none if the kernel cannot do it."""
     if capability < LEAST_CAPABILITY or shape[3] % run:
         return []
@@ -104,7 +104,7 @@ def _takes(inner: InnerLayer, threads: int) -> bool:
     return inner.weights(threads, inner.lanes(threads)) <= MOST_INNER and inner.results <= 4 * threads
 
 
-def _tiles(shape: Shape, depth: int, run: int) -> Iterator[ExciteTile]:
+def _tiles(shape: Shape, depth: int, run: int) -> Iterator[ByteExciteTile]:
     pixels, quads = math.prod(shape[1:3]), shape[3] // 4
     widths = {-(-quads // n) for n in range(1, quads + 1)} | {8, 16, 32}
     for wide, lanes in itertools.product(sorted(widths), (1, 2, 4, 8, 16)):
@@ -113,12 +113,12 @@ def _tiles(shape: Shape, depth: int, run: int) -> Iterator[ExciteTile]:
         if not whole or -(-depth // (4 * lanes)) > MOST_WORDS:
             continue
         for split in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 196, 256):
-            tile = ExciteTile(wide, lanes, -(-pixels // split), run)
+            tile = ByteExciteTile(wide, lanes, -(-pixels // split), run)
             if split <= pixels and tile.items <= MOST_ITEMS:
                 yield tile
 
 
-def cost(shape: Shape, depth: int, tile: ExciteTile, units: int, inner: InnerLayer | None = None) -> float:
+def cost(shape: Shape, depth: int, tile: ByteExciteTile, units: int, inner: InnerLayer | None = None) -> float:
     """Estimated microseconds: one after the other, what a multiprocessor issues, and what each workgroup costs. (One
     H200, EfficientNet B0 at batch 1: 160.5 us where threads have two runs, 166 where they have one.)"""
     units = units or USUAL_UNITS
@@ -146,7 +146,7 @@ def build(ctx: KernelContext) -> list[Launch]:
     return [offered([_launch(ctx, tile, inner) for tile in tiles[: ctx.most]])]
 
 
-def _launch(ctx: KernelContext, tile: ExciteTile, inner: InnerLayer | None) -> Launch:
+def _launch(ctx: KernelContext, tile: ByteExciteTile, inner: InnerLayer | None) -> Launch:
     """See byte_excite.cu for the constants."""
     node, op, shape = ctx.node, ctx.node.op, ctx.output.shape
     assert isinstance(op, IntegerExcite)
@@ -184,7 +184,7 @@ def _launch(ctx: KernelContext, tile: ExciteTile, inner: InnerLayer | None) -> L
 
 
 def _inner(
-    ctx: KernelContext, tile: ExciteTile, inner: InnerLayer
+    ctx: KernelContext, tile: ByteExciteTile, inner: InnerLayer
 ) -> tuple[dict[str, int | str], Operands, list[Traced]]:
     """Constants, operands and functions of the first layer."""
     node, op = ctx.node, ctx.node.op

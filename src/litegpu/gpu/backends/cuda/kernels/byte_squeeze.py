@@ -30,7 +30,7 @@ CHUNK = 16
 
 
 @dataclass(frozen=True)
-class SqueezeTile:
+class ByteSqueezeTile:
     """A cluster of `split` workgroups has an image; a result of the layer belongs to `lanes` threads."""
 
     threads: int
@@ -73,7 +73,7 @@ def chunks_of(shape: Shape) -> int:
     return -(-shape[3] // CHUNK)
 
 
-def ranked(shape: Shape, results: int, capability: int, units: int, run: int = 4) -> list[SqueezeTile]:
+def ranked(shape: Shape, results: int, capability: int, units: int, run: int = 4) -> list[ByteSqueezeTile]:
     """The ways to divide it, the cheapest first; none if the kernel cannot do it, or would take long."""
     if capability < LEAST_CAPABILITY:
         return []
@@ -81,7 +81,7 @@ def ranked(shape: Shape, results: int, capability: int, units: int, run: int = 4
     return sorted(found, key=lambda tile: (cost(shape, results, tile, units), tile.threads, tile.split, tile.lanes))
 
 
-def _tiles(shape: Shape, results: int, capability: int, run: int) -> Iterator[SqueezeTile]:
+def _tiles(shape: Shape, results: int, capability: int, run: int) -> Iterator[ByteSqueezeTile]:
     splits = SPLITS if capability >= WARPGROUP_CAPABILITY else SPLITS[:1]
     pixels = math.prod(shape[1:3])
     if results > pixels:  # more bytes of weights than of the image: each cluster would load all of them
@@ -89,7 +89,7 @@ def _tiles(shape: Shape, results: int, capability: int, run: int) -> Iterator[Sq
     if len(splits) == 1 and pixels * shape[3] > ALONE:
         return
     for threads, split, lanes in itertools.product(THREADS, splits, (4, 8, 16, 32)):
-        tile = SqueezeTile(threads, split, lanes, run)
+        tile = ByteSqueezeTile(threads, split, lanes, run)
         if tile.runs(shape) > threads:
             continue
         full = (split - 1) * tile.part(shape) < pixels
@@ -98,7 +98,7 @@ def _tiles(shape: Shape, results: int, capability: int, run: int) -> Iterator[Sq
             yield tile
 
 
-def cost(shape: Shape, results: int, tile: SqueezeTile, units: int) -> float:
+def cost(shape: Shape, results: int, tile: ByteSqueezeTile, units: int) -> float:
     """Estimated microseconds. (One H200, 64 times 112x112x32 to eight results: two of 512 threads 8.9 us, one 12.7,
     four 12.6, two of 256 threads 12.6. A workgroup has a multiprocessor to itself.)"""
     waves, part = -(-shape[0] * tile.split // (units or USUAL_UNITS)), tile.part(shape)
@@ -123,7 +123,7 @@ def build(ctx: KernelContext) -> list[Launch]:
     return [offered([_launch(ctx, tile) for tile in tiles[: ctx.most]])]
 
 
-def _launch(ctx: KernelContext, tile: SqueezeTile) -> Launch:
+def _launch(ctx: KernelContext, tile: ByteSqueezeTile) -> Launch:
     """See byte_squeeze.cu for the constants."""
     node, op = ctx.node, ctx.node.op
     assert isinstance(op, IntegerSqueeze)
