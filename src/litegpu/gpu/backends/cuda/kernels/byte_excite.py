@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from litegpu.gpu.backends.cuda.kernels import runs
-from litegpu.gpu.backends.cuda.kernels.byte_squeeze import CHUNK, LEAST_CAPABILITY, limited
+from litegpu.gpu.backends.cuda.kernels.byte_matvec import LEAST_CAPABILITY, packed_layer
+from litegpu.gpu.backends.cuda.kernels.byte_squeeze import CHUNK, limited
 from litegpu.gpu.backends.cuda.kernels.offer import offered
 from litegpu.gpu.backends.cuda.kernels.source import Traced, native_launch
 from litegpu.gpu.backends.cuda.kernels.tile import USUAL_UNITS
@@ -92,12 +93,22 @@ def ranked(
     shape: Shape, depth: int, capability: int, units: int, run: int = 4, inner: InnerLayer | None = None
 ) -> list[ByteExciteTile]:
     """The ways to divide it, the cheapest first; none if the kernel cannot do it."""
-    if capability < LEAST_CAPABILITY or shape[3] % run:
-        return []
-    found = [tile for tile in _tiles(shape, depth, run) if inner is None or _takes(inner, tile.threads)]
+    found = list(_that_fit(shape, depth, capability, run, inner))
     return sorted(
         found, key=lambda tile: (cost(shape, depth, tile, units, inner), tile.threads, tile.quads, tile.pixels)
     )
+
+
+def can(shape: Shape, depth: int, capability: int, inner: InnerLayer | None = None) -> bool:
+    """Whether there is one."""
+    return any(True for _ in _that_fit(shape, depth, capability, 4, inner))
+
+
+def _that_fit(
+    shape: Shape, depth: int, capability: int, run: int, inner: InnerLayer | None
+) -> Iterator[ByteExciteTile]:
+    if capability >= LEAST_CAPABILITY and shape[3] % run == 0:
+        yield from (tile for tile in _tiles(shape, depth, run) if inner is None or _takes(inner, tile.threads))
 
 
 def _takes(inner: InnerLayer, threads: int) -> bool:
@@ -154,11 +165,9 @@ def _launch(ctx: KernelContext, tile: ByteExciteTile, inner: InnerLayer | None) 
     assert weights is not None
     depth = weights.shape[3]
     groups, each = tile.groups(shape), tile.words(depth)
-    whole = np.zeros((groups[0] * 4 * tile.quads, each * tile.lanes * 4), np.int8)
-    whole[: shape[3], :depth] = weights.reshape(shape[3], -1)
     unsigned = (source.dtype if op.squeezed is None else op.squeezed.kind) is DType.UINT8
-    less = op.zero_point - 128 * unsigned  # of signed bytes
-    corrections = (-less * whole.sum(axis=1, dtype=np.int64)).astype(np.int32)
+    outputs, inputs = groups[0] * 4 * tile.quads, each * tile.lanes * 4
+    whole, corrections = packed_layer(weights, outputs, inputs, op.zero_point, unsigned)
     parts = whole.view(np.int32).reshape(groups[0], 4 * tile.quads, each, tile.lanes).transpose(0, 2, 1, 3)
     epilogue = runs.epilogue_by_runs(ctx, tile.run)
     constants: dict[str, int | str] = {
@@ -192,17 +201,14 @@ def _inner(
     found, weights = op.squeezed, ctx.value(node.inputs[2]).data
     assert weights is not None
     lanes = inner.lanes(tile.threads)
-    packed = np.zeros((inner.results, inner.chunks * CHUNK), np.int8)
-    packed[: inner.outputs, : inner.inputs] = weights.reshape(inner.outputs, -1)
     unsigned = found.squeeze.kind is DType.UINT8
-    less = found.squeeze.zero_point - 128 * unsigned  # of signed bytes
+    depth, zero_point = inner.chunks * CHUNK, found.squeeze.zero_point
+    packed, corrections = packed_layer(weights, inner.results, depth, zero_point, unsigned)
     constants: dict[str, int | str] = {
         "SUMS_AT": found.begin, "COPIES": found.copies, "CHUNKS": inner.chunks, "UNSIGNED_MEAN": int(unsigned),
         "RESULTS": inner.results, "INNER_LANES": lanes, "PASSES": inner.passes(tile.threads, lanes),
     }  # fmt: skip
-    operands: Operands = {
-        "inner_weights": packed, "inner_corrections": (-less * packed.sum(axis=1, dtype=np.int64)).astype(np.int32),
-    }  # fmt: skip
+    operands: Operands = {"inner_weights": packed, "inner_corrections": corrections}
     known = node.inputs[3 : op.gate_operands]
     functions = [
         Traced(ctx, "mean", (i32x4,), lambda k, _, total: limited(k, found.squeeze.mean, [total], found.squeeze.kind)),

@@ -28,22 +28,30 @@ def takes(layer: Layer, capability: int) -> bool:
     )  # fmt: skip
 
 
+def packed_layer(
+    weights: np.ndarray, outputs: int, depth: int, zero_point: int, unsigned: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Weights [O,1,1,I] as bytes [outputs, depth], zeros where there are none, and what is to be added to the sums of
+    their products with bytes: of these less the zero point, or less 128 if they are `unsigned`."""
+    packed = np.zeros((outputs, depth), np.int8)
+    packed[: weights.shape[0], : weights.shape[3]] = weights.reshape(weights.shape[0], -1)
+    less = zero_point - 128 * unsigned
+    return packed, (-less * packed.sum(axis=1, dtype=np.int64)).astype(np.int32)
+
+
 def launch(ctx: KernelContext, layer: Layer) -> Launch:
     """The layer; see byte_matvec.cu for the constants."""
     rows, outputs, depth = math.prod(layer.shape[:3]), layer.shape[3], layer.source.quads * 4
     units, chunks, quads = ctx.features.compute_units or USUAL_UNITS, -(-depth // 16), -(-outputs // 4)
     lanes = 4 if chunks <= 4 else next((n for n in (8, 16) if n * MOST_EARLY >= chunks), 32)
     threads = next((n for n in (128, 64) if quads * lanes >= units * n), 32)
-    packed = np.zeros((quads * 4, chunks * 16), np.int8)
-    packed[:outputs, : layer.weights.shape[3]] = layer.weights.reshape(outputs, -1)
     unsigned = layer.source.dtype is DType.UINT8
-    less = (layer.op.zero_point or 0) - 128 * unsigned
+    packed, corrections = packed_layer(layer.weights, quads * 4, chunks * 16, layer.op.zero_point or 0, unsigned)
     constants: dict[str, int | str] = {
         "LANES": lanes, "THREADS": threads, "EARLY": min(MOST_EARLY, -(-chunks // lanes)), "ROWS": rows,
         "QUADS": quads, "DEPTH": depth, "CHUNKS": chunks, "VECTOR": layer.vector, "OFFSET": layer.source.offset,
         "PITCH": layer.pitch or 0, "UNSIGNED": int(unsigned),
     }  # fmt: skip
-    corrections = (-less * packed.sum(axis=1, dtype=np.int64)).astype(np.int32)
     operands: Operands = {"x": layer.source, "w": packed, "corrections": corrections}
     return native_launch(
         ctx, "vector_of_bytes", ("byte_matvec.cu",), constants, operands, label=label_of(ctx),

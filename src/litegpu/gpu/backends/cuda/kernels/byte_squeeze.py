@@ -7,8 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
+from litegpu.gpu.backends.cuda.kernels.byte_matvec import LEAST_CAPABILITY, packed_layer
 from litegpu.gpu.backends.cuda.kernels.layer import channels_at_once
 from litegpu.gpu.backends.cuda.kernels.offer import offered
 from litegpu.gpu.backends.cuda.kernels.source import Traced, native_launch
@@ -19,8 +18,6 @@ from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.kernels.expression import Argument, constant, evaluate
 from litegpu.gpu.lang import Kernel, TracedValue, i32x4
 
-#: Compute capability, times ten, that has products of four bytes.
-LEAST_CAPABILITY = 61
 THREADS, SPLITS = (512,), (1, 2, 4, 8)
 #: Pieces of 16 bytes that a thread has under way, of the bytes, and that it has of the layer's weights.
 MOST_EARLY, MOST_WEIGHTS = 8, 12
@@ -75,13 +72,18 @@ def chunks_of(shape: Shape) -> int:
 
 def ranked(shape: Shape, results: int, capability: int, units: int, run: int = 4) -> list[ByteSqueezeTile]:
     """The ways to divide it, the cheapest first; none if the kernel cannot do it, or would take long."""
-    if capability < LEAST_CAPABILITY:
-        return []
     found = list(_tiles(shape, results, capability, run))
     return sorted(found, key=lambda tile: (cost(shape, results, tile, units), tile.threads, tile.split, tile.lanes))
 
 
+def can(shape: Shape, results: int, capability: int) -> bool:
+    """Whether there is one."""
+    return any(True for _ in _tiles(shape, results, capability, 4))
+
+
 def _tiles(shape: Shape, results: int, capability: int, run: int) -> Iterator[ByteSqueezeTile]:
+    if capability < LEAST_CAPABILITY:
+        return
     splits = SPLITS if capability >= WARPGROUP_CAPABILITY else SPLITS[:1]
     pixels = math.prod(shape[1:3])
     if results > pixels:  # more bytes of weights than of the image: each cluster would load all of them
@@ -131,19 +133,17 @@ def _launch(ctx: KernelContext, tile: ByteSqueezeTile) -> Launch:
     assert weights is not None
     shape, results = source.shape, ctx.output.shape[3]
     own, rows = tile.results(results), tile.rows(shape)
-    packed = np.zeros((own * tile.split, chunks_of(shape) * CHUNK), np.int8)
-    packed[:results, : shape[3]] = weights.reshape(results, -1)
-    less = op.zero_point - 128 * (op.kind is DType.UINT8)  # of signed bytes
+    depth, unsigned = chunks_of(shape) * CHUNK, op.kind is DType.UINT8
+    packed, corrections = packed_layer(weights, own * tile.split, depth, op.zero_point, unsigned)
     constants: dict[str, int | str] = {
         "RUN": tile.run, "RUNS": tile.runs(shape), "ROWS": rows, "THREADS": tile.threads,
         "EARLY": early(-(-tile.part(shape) // rows)), "SPLIT": tile.split, "PIXELS": math.prod(shape[1:3]),
         "PART": tile.part(shape), "WIDTH": shape[2], "OFFSET": source.offset, "PITCH_B": source.strides[0],
         "PITCH_Y": source.strides[1], "PITCH_X": source.strides[2], "UNSIGNED": int(source.dtype is DType.UINT8),
-        "UNSIGNED_MEAN": int(op.kind is DType.UINT8), "RESULTS": own, "QUADS": -(-results // 4),
+        "UNSIGNED_MEAN": int(unsigned), "RESULTS": own, "QUADS": -(-results // 4),
         "CHUNKS": chunks_of(shape), "LANES": tile.lanes, "PASSES": tile.passes(results),
         "SHARED_BYTES": tile.shared_bytes(shape, results),
     }  # fmt: skip
-    corrections = (-less * packed.sum(axis=1, dtype=np.int64)).astype(np.int32)
     operands: Operands = {"x": source, "w": packed, "corrections": corrections}
     mean = Traced(ctx, "mean", (i32x4,), lambda k, _, total: limited(k, op.mean, [total], op.kind))
     return native_launch(

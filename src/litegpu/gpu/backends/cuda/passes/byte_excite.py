@@ -62,7 +62,9 @@ def join_byte_excitations(graph: Graph, features: Features) -> Graph:
     found = _Found(graph, features)
     made: dict[int, Node] = {}
     for node in graph.nodes:
-        joined = found.whole(node, made) or found.squeezed(node, made) or found.excited(node, made)
+        joined = found.squeezed(node, made)
+        if joined is None and (ended := found.excited(node, made)) is not None:
+            joined = found.whole(ended, made) or ended
         if joined is not None:
             for v in joined.gone:
                 del made[v]
@@ -90,12 +92,11 @@ class _Found:
         self.sums: dict[int, Value] = {}  # the memory of all sums, if there are some
         self.summed: set[int] = set()  # values whose sums are there
 
-    def whole(self, node: Node, made: Mapping[int, Node]) -> _Joined | None:
-        """Elementwise work with the layers that give a number for each of its channels, and the mean that they begin
-        with, of what a depthwise convolution computes."""
-        ended = self.excited(node, made)
-        layer = None if ended is None else made.get(ended.node.inputs[0])
-        if ended is None or layer is None or not self._is_for(layer, made[ended.gone[0]]):
+    def whole(self, ended: _Joined, made: Mapping[int, Node]) -> _Joined | None:
+        """What is `excited`, with the layer in front of it as well and the mean that this begins with, of what a
+        depthwise convolution computes."""
+        layer = made.get(ended.node.inputs[0])
+        if layer is None or not self._is_for(layer, made[ended.gone[0]]):
             return None
         found = self._squeeze(layer, made)
         if found is None:
@@ -104,11 +105,11 @@ class _Found:
         known = all(self._is_constant(layer, i) for i in range(1, 1 + len(layer.operands)))
         if not known or x not in ended.node.operands or x in self.summed or not self._adds_up(x, made):
             return None
-        depth, shape = self.values[layer.output].shape[3], self.values[node.output].shape
+        depth, shape = self.values[layer.output].shape[3], self.values[ended.node.output].shape
         if not self.waits and shape[1] * shape[2] < PIXELS_OF_A_RESULT * depth:
             return None
-        inner, features = InnerLayer(shape[3], depth, self._copies(x)), self.features
-        if not byte_excite.ranked(shape, depth, features.capability, features.compute_units, inner=inner):
+        inner = InnerLayer(shape[3], depth, self._copies(x))
+        if not byte_excite.can(shape, depth, self.features.capability, inner=inner):
             return None
         self.summed.add(x)  # once: who computes it has one place for them
         sources = sources_of(ended.node, layer, *(made[v] for v in gone))
@@ -187,7 +188,7 @@ class _Found:
         assert found is not None
         squeeze, x, gone = found
         shape, results = self.values[x].shape, self.values[layer.output].shape[3]
-        if not byte_squeeze.ranked(shape, results, self.features.capability, self.features.compute_units):
+        if not byte_squeeze.can(shape, results, self.features.capability):
             return None
         joined = dataclasses.replace(layer, op=squeeze, inputs=(x, layer.inputs[1]), sources=sources_of(mean, layer))
         return _Joined(joined, gone)
@@ -216,7 +217,7 @@ class _Found:
         if not alike or not known or not self._is_in_rows(node.output, {node.output: node}):
             return None
         depth = self.values[layer.inputs[0]].shape[3]
-        if not byte_excite.ranked(shape, depth, self.features.capability, self.features.compute_units):
+        if not byte_excite.can(shape, depth, self.features.capability):
             return None
         places: dict[int, Expr] = {
             i: RESULT if v == gates.id else Arg(1 + others.index(v)) for i, v in enumerate(node.operands)

@@ -28,6 +28,7 @@ from litegpu.gpu.graph import (
     substitute,
 )
 from litegpu.gpu.lang.features import Features
+from litegpu.gpu.passes.by_channel import constants_of
 
 #: Multiplications by zeros that take less than the launch that they save, about a microsecond. (SqueezeNet has 22 to 25
 #: million of them in each of eight blocks.)
@@ -96,19 +97,9 @@ def _are_bytes(small: Node, large: Node, graph: Graph) -> bool:
     if op != plain or small.op != IntegerConv2D(op.stride, zero_point=op.zero_point):
         return False
     types = {graph.values[n.output].dtype for n in (small, large)}
-    known = [_channelwise(n, graph) for n in (small, large)]
-    return small.epilogue == large.epilogue and len(types) == 1 and None not in known and known[0] == known[1]
-
-
-def _channelwise(node: Node, graph: Graph) -> tuple[str, ...] | None:
-    """The kinds of the operands of a node's epilogue, if all are constants of its channels, or of all."""
-    channels, kinds = graph.values[node.output].shape[3], []
-    for v in node.operands:
-        data = graph.values[v].data
-        if data is None or data.shape not in ((1, 1, 1, 1), (1, 1, 1, channels)):
-            return None
-        kinds.append(data.dtype.kind)
-    return tuple(kinds)
+    known = [constants_of(n, graph.values) for n in (small, large)]
+    kinds = [None if found is None else [operand.dtype.kind for operand in found] for found in known]
+    return small.epilogue == large.epilogue and len(types) == 1 and None not in kinds and kinds[0] == kinds[1]
 
 
 def _tap(large: Node, graph: Graph) -> tuple[int, int] | None:
@@ -175,12 +166,6 @@ def _joint_of_floats(builder: GraphBuilder, nodes: Sequence[Node], graph: Graph)
 
 def _joint_of_bytes(builder: GraphBuilder, nodes: Sequence[Node]) -> tuple[Expr, list[int]]:
     """Their epilogue, and its constants of the channels of both."""
-    operands = []
-    for each in zip(*(node.operands for node in nodes), strict=True):
-        parts = []
-        for v, node in zip(each, nodes, strict=True):
-            data, channels = builder.values[v].data, builder.values[node.output].shape[3]
-            assert data is not None
-            parts.append(np.broadcast_to(data, (1, 1, 1, channels)))
-        operands.append(builder.constant(np.concatenate(parts, axis=3)))
-    return nodes[0].epilogue, operands
+    known = [constants_of(node, builder.values) for node in nodes]
+    together = zip(*(found for found in known if found is not None), strict=True)
+    return nodes[0].epilogue, [builder.constant(np.concatenate(each)) for each in together]
