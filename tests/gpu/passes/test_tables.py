@@ -21,8 +21,8 @@ from litegpu.gpu.graph import (
     Lookup,
     apply,
     tables,
+    whole,
 )
-from litegpu.gpu.lower.fixed_point import whole
 from litegpu.gpu.passes.tables import fold_tables, join_tables
 
 SHAPE = (2, 8, 8, 4)

@@ -20,10 +20,9 @@ from litegpu.gpu.control.called import CalledGraph, Loop, calls
 from litegpu.gpu.control.checks import is_control
 from litegpu.gpu.control.costs import is_small
 from litegpu.gpu.control.trips import rounds
-from litegpu.gpu.graph import Arg, DType, Elementwise, Expr, Graph, GraphBuilder, bhwc
+from litegpu.gpu.graph import Arg, DType, Elementwise, Expr, Graph, GraphBuilder, bhwc, whole
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower import LoweredGraph
-from litegpu.gpu.lower.fixed_point import whole
 from litegpu.gpu.lower.parts import border_shape, handed_shape
 from litegpu.gpu.lower.quantization import STORED
 from litegpu.gpu.lower.values import dtype_of

@@ -17,6 +17,7 @@ from litegpu.gpu.graph.expression import (
     tables,
     tree_size,
     walk,
+    whole,
 )
 from litegpu.gpu.graph.movement import Mirror, Pad, Reshape, Slice, Step, Take, Tile, Transpose, step_shape
 from litegpu.gpu.graph.nodes import (
@@ -154,4 +155,5 @@ __all__ = [
     "tables",
     "tree_size",
     "walk",
+    "whole",
 ]

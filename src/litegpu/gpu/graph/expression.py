@@ -118,6 +118,11 @@ def apply(fn: str, *args: Expr | float) -> Apply:
     return Apply(fn, tuple(a if isinstance(a, (Arg, Literal, Apply)) else Literal(float(a)) for a in args))
 
 
+def whole(number: float) -> Literal:
+    """An int32 literal."""
+    return Literal(int(number), DType.INT32)
+
+
 def substitute(expr: Expr, replace: dict[int, Expr]) -> Expr:
     """`expr` with every Arg(i) replaced by replace[i]."""
     memo: dict[int, Expr] = {}

@@ -22,11 +22,11 @@ from litegpu.gpu.graph import (
     Transpose,
     bhwc,
     step_shape,
+    whole,
 )
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.kernels.scatter import Scatter
 from litegpu.gpu.lower.context import OpContext
-from litegpu.gpu.lower.fixed_point import whole
 from litegpu.gpu.lower.movement import spread
 from litegpu.gpu.lower.registry import lowers
 from litegpu.model.bodies import ASSIGNED

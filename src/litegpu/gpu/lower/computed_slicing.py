@@ -7,10 +7,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from litegpu.gpu.graph import Arg, DType, Gather, Reshape, Shape, Slice, Step, bhwc
+from litegpu.gpu.graph import Arg, DType, Gather, Reshape, Shape, Slice, Step, bhwc, whole
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower.context import OpContext
-from litegpu.gpu.lower.fixed_point import whole
 from litegpu.model.ops.strides import computed_slice
 from litegpu.model.types import TensorType
 

@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 
-from litegpu.gpu.graph import Arg, DType, Expr, Literal, Reduce
+from litegpu.gpu.graph import Arg, DType, Expr, Literal, Reduce, whole
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower import integers, tables
 from litegpu.gpu.lower.context import NOT_KNOWN, OpContext
-from litegpu.gpu.lower.fixed_point import half, lowest_bits, unsigned, whole
+from litegpu.gpu.lower.fixed_point import half, lowest_bits, unsigned
 from litegpu.gpu.lower.quantization import STORED, grid_of
 from litegpu.gpu.lower.registry import lowers
 from litegpu.gpu.lower.values import dtype_of

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from litegpu.gpu.graph import Arg, Expr
+from litegpu.gpu.graph import Arg, Expr, whole
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower.constants import Unsupported
-from litegpu.gpu.lower.fixed_point import whole
 from litegpu.gpu.lower.parts import Parts
 from litegpu.gpu.lower.quantization import STORED, grid_of
 from litegpu.model.types import Operator, TensorType

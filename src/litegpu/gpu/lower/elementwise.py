@@ -7,13 +7,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from litegpu.gpu.graph import Arg, DType, Expr, Literal, Reshape, bhwc
+from litegpu.gpu.graph import Arg, DType, Expr, Literal, Reshape, bhwc, whole
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower import hard_swish, integers, tables
 from litegpu.gpu.lower.activation import clamp
 from litegpu.gpu.lower.constants import Unsupported
 from litegpu.gpu.lower.context import OpContext
-from litegpu.gpu.lower.fixed_point import whole
 from litegpu.gpu.lower.quantization import grid_of
 from litegpu.gpu.lower.registry import lowers, lowers_as
 from litegpu.model.types import TensorType

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import math
 
-from litegpu.gpu.graph import DType, Expr, Literal
+from litegpu.gpu.graph import Expr, whole
 from litegpu.gpu.graph import apply as fn
 from litegpu.model.types import TensorType
-
-
-def whole(number: float) -> Literal:
-    """An int32 literal."""
-    return Literal(int(number), DType.INT32)
 
 
 def half(x: Expr) -> Expr:

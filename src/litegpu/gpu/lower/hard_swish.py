@@ -13,11 +13,10 @@ from dataclasses import astuple, dataclass
 
 import numpy as np
 
-from litegpu.gpu.graph import Arg, Expr
+from litegpu.gpu.graph import Arg, Expr, whole
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower import fixed_point as fixed
 from litegpu.gpu.lower.context import OpContext
-from litegpu.gpu.lower.fixed_point import whole
 from litegpu.gpu.lower.quantization import Grid
 
 #: Distance from a half that is wanted of all results, what will do, and steps towards it.

@@ -7,14 +7,14 @@ import math
 
 import numpy as np
 
-from litegpu.gpu.graph import RESULT, Arg, Conv2D, Custom, DType, Reshape, Slice, Step, bhwc
+from litegpu.gpu.graph import RESULT, Arg, Conv2D, Custom, DType, Reshape, Slice, Step, bhwc, whole
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.kernels.integer_lstm import NUMBERS, Factor, IntegerLstm, fits
 from litegpu.gpu.kernels.lstm import FORGET, GATES, INPUT, OUTPUT
 from litegpu.gpu.lower import integers
 from litegpu.gpu.lower.constants import Array, Unsupported, quanta
 from litegpu.gpu.lower.context import OpContext
-from litegpu.gpu.lower.fixed_point import multiplier_of, whole
+from litegpu.gpu.lower.fixed_point import multiplier_of
 from litegpu.gpu.lower.fixed_point_functions import logistic_table, tanh_table
 from litegpu.gpu.lower.quantization import Grid, grid_of
 from litegpu.model.types import TensorType

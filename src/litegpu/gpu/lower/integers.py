@@ -12,14 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from litegpu.gpu.graph import Apply, Arg, DType, Expr, Gather, Literal, arguments, substitute
+from litegpu.gpu.graph import Apply, Arg, DType, Expr, Gather, Literal, arguments, substitute, whole
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower import fixed_point as fixed
 from litegpu.gpu.lower.activation import BOUNDS
 from litegpu.gpu.lower.constants import quanta
 from litegpu.gpu.lower.context import NOT_KNOWN, OpContext
 from litegpu.gpu.lower.division import quotients
-from litegpu.gpu.lower.fixed_point import whole
 from litegpu.gpu.lower.quantization import STORED, Grid, grid_of
 
 #: Ratios of scales between which XNNPACK's kernels are used.

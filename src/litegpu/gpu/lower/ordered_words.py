@@ -8,10 +8,10 @@ from typing import Protocol
 
 import numpy as np
 
-from litegpu.gpu.graph import Arg
+from litegpu.gpu.graph import Arg, whole
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower.constants import Unsupported
-from litegpu.gpu.lower.fixed_point import turned, whole
+from litegpu.gpu.lower.fixed_point import turned
 from litegpu.gpu.lower.parts import Parts
 from litegpu.model.types import Operator, TensorType
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from litegpu.gpu.graph import Arg, Expr
+from litegpu.gpu.graph import Arg, Expr, whole
 from litegpu.gpu.graph import apply as fn
-from litegpu.gpu.lower.fixed_point import turned, unsigned, whole
+from litegpu.gpu.lower.fixed_point import turned, unsigned
 
 #: The low and the high word.
 Wide = tuple[Expr, Expr]

@@ -13,10 +13,22 @@ from typing import Protocol
 
 import numpy as np
 
-from litegpu.gpu.graph import Arg, Concat, Copy, DType, Elementwise, Expr, GraphBuilder, Reshape, Slice, Step, bhwc
+from litegpu.gpu.graph import (
+    Arg,
+    Concat,
+    Copy,
+    DType,
+    Elementwise,
+    Expr,
+    GraphBuilder,
+    Reshape,
+    Slice,
+    Step,
+    bhwc,
+    whole,
+)
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower.constants import Unsupported
-from litegpu.gpu.lower.fixed_point import whole
 from litegpu.gpu.lower.spans import is_beyond, wide
 from litegpu.model.ops.spans import IN_WORDS
 from litegpu.model.types import Operator, Subgraph, Tensor, TensorType

@@ -10,11 +10,11 @@ import numpy as np
 
 from litegpu.gpu.graph import RESULT, Arg, DType, Pool2D, Reshape, Step, Transpose
 from litegpu.gpu.graph import apply as fn
+from litegpu.gpu.graph import whole as whole_number
 from litegpu.gpu.lower import integers
 from litegpu.gpu.lower.activation import BOUNDS
 from litegpu.gpu.lower.context import OpContext
 from litegpu.gpu.lower.convolution import placed
-from litegpu.gpu.lower.fixed_point import whole as whole_number
 from litegpu.gpu.lower.quantization import Grid, grid_of
 from litegpu.gpu.lower.registry import lowers, lowers_as
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from litegpu.gpu.graph import RESULT, Arg, DType, Expr, Literal
+from litegpu.gpu.graph import RESULT, Arg, DType, Expr, Literal, whole
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower.activation import BOUNDS
 from litegpu.gpu.lower.constants import QUANTIZED, Array, quanta
 from litegpu.gpu.lower.context import NOT_KNOWN, OpContext
-from litegpu.gpu.lower.fixed_point import multiplier_of, whole
+from litegpu.gpu.lower.fixed_point import multiplier_of
 from litegpu.gpu.lower.integers import quanta_of, rounded_once
 from litegpu.gpu.lower.quantization import Grid, grid_of
 from litegpu.model.types import Tensor, TensorType

@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 
-from litegpu.gpu.graph import RESULT, Arg, ArgReduce, DType, Expr, Reduce, bhwc
+from litegpu.gpu.graph import RESULT, Arg, ArgReduce, DType, Expr, Reduce, bhwc, whole
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower import integers
 from litegpu.gpu.lower.context import NOT_KNOWN, OpContext
-from litegpu.gpu.lower.fixed_point import multiplier_of, whole
+from litegpu.gpu.lower.fixed_point import multiplier_of
 from litegpu.gpu.lower.quantization import grid_of
 from litegpu.gpu.lower.registry import lowers, lowers_as
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from litegpu.gpu.graph import Arg, DType, Resize2D
+from litegpu.gpu.graph import Arg, DType, Resize2D, whole
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.interpolation import BUILTIN_BITS, XNNPACK_BITS
 from litegpu.gpu.lower import integers
 from litegpu.gpu.lower.context import OpContext
-from litegpu.gpu.lower.fixed_point import whole
 from litegpu.gpu.lower.movement import move
 from litegpu.gpu.lower.quantization import grid_of
 from litegpu.gpu.lower.registry import lowers_as

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from litegpu.gpu.graph import Arg, Custom, DType, Gather, Literal, Pad, Reduce, Reshape, Slice, Step
+from litegpu.gpu.graph import Arg, Custom, DType, Gather, Literal, Pad, Reduce, Reshape, Slice, Step, whole
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.kernels.nth_place import NthPlace
 from litegpu.gpu.lower.context import OpContext
-from litegpu.gpu.lower.fixed_point import whole
 from litegpu.gpu.lower.registry import lowers
 from litegpu.model.ops.ordering import LONGEST
 from litegpu.model.types import Tensor

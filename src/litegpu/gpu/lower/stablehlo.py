@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from litegpu.gpu.graph import Arg, DType, Expr, Gather, Literal, Pad, Reshape, Shape, Step, Take, Transpose, bhwc
+from litegpu.gpu.graph import Arg, DType, Expr, Gather, Pad, Reshape, Shape, Step, Take, Transpose, bhwc, whole
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower.context import OpContext
 from litegpu.gpu.lower.elementwise import check_broadcast
@@ -77,8 +77,8 @@ def gather(ctx: OpContext) -> None:
         within = within + np.arange(n).reshape([n if i == axis else 1 for i in range(len(sizes))]) * strides[axis]
     place: Expr = Arg(width)
     for k, axis in enumerate(order):
-        begin = fn("min", fn("max", Arg(k), _whole(0)), _whole(x[axis] - sizes[axis]))
-        place = fn("add", place, fn("mul", begin, _whole(strides[axis])))
+        begin = fn("min", fn("max", Arg(k), whole(0)), whole(x[axis] - sizes[axis]))
+        place = fn("add", place, fn("mul", begin, whole(strides[axis])))
     operands = [*parts, ctx.builder.constant(within.reshape(1, 1, 1, inner).astype(np.int32))]
     places = ctx.elementwise(place, operands, ctx.intermediate((count, inner), DType.INT32))
     op = Gather(1, 1, math.prod(x), 1, count * inner)
@@ -101,7 +101,3 @@ def _laid_out(ctx: OpContext, value: int, shape: Shape, offsets: Sequence[int]) 
 def _numbers(ctx: OpContext, name: str) -> tuple[int, ...]:
     given = ctx.option(name, ())
     return tuple(int(n) for n in ([] if given is None else given))
-
-
-def _whole(number: int) -> Literal:
-    return Literal(number, DType.INT32)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from litegpu.gpu.graph import RESULT, Arg, Conv2D, DType, Expr, Reduce
+from litegpu.gpu.graph import RESULT, Arg, Conv2D, DType, Expr, Reduce, whole
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower import integers
 from litegpu.gpu.lower.constants import Array, Unsupported, quanta
 from litegpu.gpu.lower.context import OpContext
-from litegpu.gpu.lower.fixed_point import multiplier_of, whole
+from litegpu.gpu.lower.fixed_point import multiplier_of
 from litegpu.gpu.lower.integers import QuantizedOperand
 from litegpu.gpu.lower.quantization import Grid, grid_of
 

@@ -14,12 +14,11 @@ from litegpu.chatter import quiet
 from litegpu.delegates.aborts import refuse_aborting
 from litegpu.delegates.cpu import PLAIN, OfficialOptions
 from litegpu.errors import InvokeError
-from litegpu.gpu.graph import Arg, DType, Gather, Lookup
+from litegpu.gpu.graph import Arg, DType, Gather, Lookup, whole
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower import integers
 from litegpu.gpu.lower.constants import Unsupported
 from litegpu.gpu.lower.context import OpContext
-from litegpu.gpu.lower.fixed_point import whole
 from litegpu.gpu.lower.integers import Unary, is_stored, stored
 from litegpu.gpu.lower.quantization import STORED, grid_of
 from litegpu.model.serialize import write_model

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from litegpu.gpu.graph import RESULT, Arg, DType, Expr, Op, Shape
+from litegpu.gpu.graph import RESULT, Arg, DType, Expr, Op, Shape, whole
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower import integers
 from litegpu.gpu.lower.activation import BOUNDS
 from litegpu.gpu.lower.constants import Array, quanta
 from litegpu.gpu.lower.context import NOT_KNOWN, OpContext
-from litegpu.gpu.lower.fixed_point import multiplier_of, whole
+from litegpu.gpu.lower.fixed_point import multiplier_of
 from litegpu.gpu.lower.quantization import grid_of
 from litegpu.model.types import TensorType
 

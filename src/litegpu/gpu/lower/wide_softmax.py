@@ -8,12 +8,12 @@ from collections.abc import Callable
 import numpy as np
 
 from litegpu.gpu.evaluate.expressions import fixed_product
-from litegpu.gpu.graph import RESULT, Arg, DType, Expr, Gather, Reduce, bhwc
+from litegpu.gpu.graph import RESULT, Arg, DType, Expr, Gather, Reduce, bhwc, whole
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower import integers
 from litegpu.gpu.lower.constants import Array
 from litegpu.gpu.lower.context import OpContext
-from litegpu.gpu.lower.fixed_point import multiplier_of, whole
+from litegpu.gpu.lower.fixed_point import multiplier_of
 from litegpu.gpu.lower.quantization import grid_of
 
 _LEAST, _MOST = -(1 << 15), (1 << 15) - 1

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from litegpu.gpu.graph import Arg
+from litegpu.gpu.graph import Arg, whole
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower import pairs
-from litegpu.gpu.lower.fixed_point import whole
 from litegpu.gpu.lower.pairs import ONE, ZERO, A, B, Wide
 from litegpu.gpu.lower.parts import Parts
 

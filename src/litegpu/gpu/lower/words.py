@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from litegpu.gpu.graph import Arg, Expr, Literal
+from litegpu.gpu.graph import Arg, Expr, Literal, whole
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower import doubles, ordered_words, word_division
 from litegpu.gpu.lower.activation import ACTIVATIONS, BOUNDS
 from litegpu.gpu.lower.constants import Unsupported
-from litegpu.gpu.lower.fixed_point import turned, whole
+from litegpu.gpu.lower.fixed_point import turned
 from litegpu.gpu.lower.pairs import (
     ZERO,
     A,

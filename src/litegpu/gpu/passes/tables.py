@@ -28,6 +28,7 @@ from litegpu.gpu.graph import (
     Node,
     apply,
     sources_of,
+    whole,
 )
 from litegpu.gpu.kernels.access import byte_bounds
 from litegpu.gpu.passes.fuse import first_operand
@@ -109,11 +110,11 @@ def _place(byte: Expr, lowest: int) -> Expr:
     """Where a table has what belongs to a number that would be stored as a byte, the first of which is `lowest`."""
     limits, last = _limits(byte), lowest + _NUMBERS - 1
     if limits is None or limits[0] < lowest or limits[1] > last:
-        byte = apply("min", apply("max", byte, _whole(lowest)), _whole(last))
+        byte = apply("min", apply("max", byte, whole(lowest)), whole(last))
     match byte:
         case Apply("add", (x, Literal(zero))):
-            return apply("add", x, _whole(int(zero) - lowest))
-    return apply("sub", byte, _whole(lowest))
+            return apply("add", x, whole(int(zero) - lowest))
+    return apply("sub", byte, whole(lowest))
 
 
 def _limits(expr: Expr) -> tuple[float, float] | None:
@@ -126,7 +127,3 @@ def _limits(expr: Expr) -> tuple[float, float] | None:
         case Apply("add", (x, Literal(zero))) if (limits := _limits(x)) is not None:
             return limits[0] + zero, limits[1] + zero
     return None
-
-
-def _whole(number: int) -> Literal:
-    return Literal(number, DType.INT32)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from first_output import first_output
 from gpu.backends.cuda.kernels.test_convolution import expected
-from gpu.backends.cuda.kernels.test_runs import scaled, whole
+from gpu.backends.cuda.kernels.test_runs import scaled
 from gpu.backends.cuda.kernels.test_specialized import stored
 
 from litegpu.gpu.backends.cuda.kernels import byte_excite, byte_squeeze, overlapped
@@ -34,6 +34,7 @@ from litegpu.gpu.graph import (
     Lookup,
     Reduce,
     apply,
+    whole,
 )
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.passes.tables import join_tables

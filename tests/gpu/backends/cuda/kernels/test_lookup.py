@@ -10,9 +10,8 @@ from first_output import first_output
 
 from litegpu.gpu.backends.cuda.kernels import lookup
 from litegpu.gpu.build import build_program
-from litegpu.gpu.graph import RESULT, Copy, DType, Expr, Graph, GraphBuilder, Lookup, Slice, apply
+from litegpu.gpu.graph import RESULT, Copy, DType, Expr, Graph, GraphBuilder, Lookup, Slice, apply, whole
 from litegpu.gpu.lang.features import Features
-from litegpu.gpu.lower.fixed_point import whole
 
 KERNEL = "lookup_of_bytes"
 TABLE = np.random.default_rng(0).integers(0, 256, 256)

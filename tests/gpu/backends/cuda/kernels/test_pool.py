@@ -9,8 +9,7 @@ from first_output import first_output
 from litegpu.gpu.backends.cuda.kernels import pool
 from litegpu.gpu.build import build_program
 from litegpu.gpu.evaluate import evaluate_graph
-from litegpu.gpu.graph import RESULT, DType, Expr, Graph, GraphBuilder, Pool2D, apply
-from litegpu.gpu.lower.fixed_point import whole
+from litegpu.gpu.graph import RESULT, DType, Expr, Graph, GraphBuilder, Pool2D, apply, whole
 
 #: Of the stored number, from which an INT8 value's zero point is taken and to which it is added: all bytes are left.
 QUANTA = apply("add", apply("min", apply("max", apply("sub", RESULT, whole(-5)), whole(-123)), whole(132)), whole(-5))

@@ -23,11 +23,18 @@ from litegpu.gpu.backends.cuda.kernels.halo import HaloTile
 from litegpu.gpu.backends.cuda.kernels.persistent import StayingTile
 from litegpu.gpu.backends.cuda.kernels.specialized import SpecializedTile
 from litegpu.gpu.build import build_program
-from litegpu.gpu.graph import RESULT, Arg, Conv2D, DType, Expr, Graph, GraphBuilder, IntegerConv2D, Literal, apply
-
-
-def whole(number: int) -> Literal:
-    return Literal(number, DType.INT32)
+from litegpu.gpu.graph import (
+    RESULT,
+    Arg,
+    Conv2D,
+    DType,
+    Expr,
+    Graph,
+    GraphBuilder,
+    IntegerConv2D,
+    apply,
+    whole,
+)
 
 
 def scaled(expr: Expr, zero_point: int, kind: DType) -> Expr:

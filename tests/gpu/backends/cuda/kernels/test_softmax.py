@@ -12,9 +12,8 @@ from first_output import first_output
 from gpu.kernels.test_integer_softmax import softmax_model
 
 from litegpu.gpu.build import build_program
-from litegpu.gpu.graph import RESULT, DType, Graph, GraphBuilder, IntegerSoftmax, apply
+from litegpu.gpu.graph import RESULT, DType, Graph, GraphBuilder, IntegerSoftmax, apply, whole
 from litegpu.gpu.lang.features import Features
-from litegpu.gpu.lower.fixed_point import whole
 from litegpu.model.types import TensorType
 
 KERNEL = "softmax_of_bytes"

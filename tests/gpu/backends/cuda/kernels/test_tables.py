@@ -19,7 +19,7 @@ from litegpu.gpu.backends.cuda.kernels import byte_depthwise, halo, integer, per
 from litegpu.gpu.backends.cuda.kernels.halo import HaloTile
 from litegpu.gpu.backends.cuda.kernels.persistent import StayingTile
 from litegpu.gpu.build import build_program
-from litegpu.gpu.graph import RESULT, Arg, DType, Elementwise, Graph, GraphBuilder, IntegerConv2D, Lookup, apply
+from litegpu.gpu.graph import RESULT, Arg, DType, Elementwise, Graph, GraphBuilder, IntegerConv2D, Lookup, apply, whole
 
 HOPPER = ("persistent", "halo", "specialized", "wide stem")
 
@@ -51,7 +51,7 @@ def elementwise(kind: DType) -> tuple[Graph, np.ndarray]:
     """A sum that leaves the range of bytes, which it is limited to before it is looked up."""
     builder, shape = GraphBuilder(), (2, 5, 7, 12)
     x, out = builder.value(shape, kind), builder.value(shape, kind)
-    builder.node(Elementwise(), [], out, apply("add", apply("add", Arg(0), Arg(0)), test_runs.whole(9)), [x])
+    builder.node(Elementwise(), [], out, apply("add", apply("add", Arg(0), Arg(0)), whole(9)), [x])
     return builder.graph([x], [out]), stored(np.random.default_rng(0), shape, kind)
 
 
