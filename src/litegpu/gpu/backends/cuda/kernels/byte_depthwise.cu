@@ -35,13 +35,6 @@ INLINE int placed(int low, int high, int up, bool second) {
 
 #ifdef SUMS_AT
 #define MORE_SUMS , int* sums_of
-INLINE int byte_sum(unsigned word, unsigned which, int sum) {
-#if SUMS_UNSIGNED
-  return (int)__dp4a(word, which, (unsigned)sum);
-#else
-  return __dp4a((int)word, (int)which, sum);
-#endif
-}
 #else
 #define MORE_SUMS
 #endif
@@ -147,8 +140,7 @@ NAME(const unsigned* x, const int4* w, const int4* corrections MORE_SUMS EPILOGU
       FINISH(own, 0, row, 0, sums[oy][ox], &quads);
       places.results[((image * OUT_H + oy0 + oy) * OUT_W + ox0 + ox) * RESULT_PITCH + RESULT_OFFSET + quad] = quads;
 #ifdef SUMS_AT
-      stored = {byte_sum(quads, 1u, stored.x), byte_sum(quads, 1u << 8, stored.y), byte_sum(quads, 1u << 16, stored.z),
-                byte_sum(quads, 1u << 24, stored.w)};
+      stored = byte_sums<SUMS_UNSIGNED>(quads, stored);
 #endif
     }
   }

@@ -147,6 +147,7 @@ def launch(ctx: KernelContext, layer: Layer, block: DepthwiseBlock) -> Launch:
     if rests:
         constants["RESTS"] = rests
     operands: Operands = {"x": layer.source, "w": packed(layer), "corrections": first}
+    files: tuple[str, ...] = ("elements.cu", "runs.cu", "byte_depthwise.cu")
     reader = summed_for(ctx)
     if reader is not None:
         assert isinstance(reader.op, IntegerExcite) and reader.op.squeezed is not None
@@ -155,8 +156,8 @@ def launch(ctx: KernelContext, layer: Layer, block: DepthwiseBlock) -> Launch:
             "SUMS_UNSIGNED": int(ctx.views[ctx.node.output].dtype is DType.UINT8),
         }  # fmt: skip
         operands["sums_of"] = ctx.views[reader.inputs[0]]
+        files = ("byte_sums.cu", *files)
     return native_launch(
-        ctx, "byte_depthwise", ("elements.cu", "runs.cu", "byte_depthwise.cu"), constants, operands,
-        label="depthwise_conv_2d", workgroup=(block.threads, 1, 1), dispatch=(math.prod(groups), 1, 1),
-        variant=str(block), runs=epilogue,
+        ctx, "byte_depthwise", files, constants, operands, label="depthwise_conv_2d",
+        workgroup=(block.threads, 1, 1), dispatch=(math.prod(groups), 1, 1), variant=str(block), runs=epilogue,
     )  # fmt: skip

@@ -6,19 +6,14 @@
 // these), UNSIGNED (these); TILE_QUADS (of a workgroup), LANES (threads of a channel), TURNS (words of a thread), TILE_PIXELS, GROUPS_C
 // GROUPS_P (workgroups along these, then images), IMAGE (pixels of one), THREADS; ITEMS (runs of a thread), EARLY (of these under way);
 // GATE(quad, sums, constants, operands): four channels' numbers. SUMS_AT, perhaps: where in `s`, ints then, [images][COPIES]
-// [channels], sums over the pixels are, of which MEAN(sum) makes four means; with CHUNKS (16 of these), UNSIGNED_MEAN, RESULTS (of the
-// first layer, a multiple of four), INNER_LANES (threads of a result), PASSES, and INNER(quad, sums, constants, operands), the layer's inputs.
+// [channels], sums over the pixels are; with the constants of byte_means.cu, and INNER(quad, sums, constants, operands), the layer's inputs.
 constexpr unsigned ACROSS = TILE_QUADS / RUN_QUADS, DOWN = THREADS / ACROSS;  // threads of a pixel, and pixels side by side
 static_assert(THREADS == 4 * TILE_QUADS * LANES && TURNS * LANES >= WORDS && TILE_QUADS % RUN_QUADS == 0, "a gate belongs to a warp");
 static_assert(ITEMS * DOWN >= TILE_PIXELS && 32 % LANES == 0, "all pixels");
 
 #ifdef SUMS_AT
 #define GIVEN const int* s, const uint4* inner_weights, const int4* inner_corrections
-constexpr unsigned STEPS = (CHUNKS + INNER_LANES - 1) / INNER_LANES, AT_ONCE = THREADS / INNER_LANES;
-static_assert(AT_ONCE * PASSES >= RESULTS && RESULTS / 4 <= THREADS && RESULTS >= WORDS * 4, "threads");
-INLINE unsigned packed(int4 v) {
-  return ((unsigned)v.x & 255) | ((unsigned)v.y & 255) << 8 | ((unsigned)v.z & 255) << 16 | (unsigned)v.w << 24;
-}
+static_assert(RESULTS >= WORDS * 4, "the layer's inputs");
 #else
 #define GIVEN const signed char* s
 #endif
@@ -40,14 +35,8 @@ NAME(GIVEN, const unsigned* w, const int4* corrections EPILOGUE_BUFFERS) {
   __shared__ uint4 means[CHUNKS];
   __shared__ int inner_sums[RESULTS];
   __shared__ unsigned inputs[RESULTS / 4];
-  uint4 inner_factors[PASSES][STEPS];
-#pragma unroll
-  for (unsigned pass = 0; pass < PASSES; pass++)
-#pragma unroll
-    for (unsigned step = 0; step < STEPS; step++) {
-      const unsigned result = pass * AT_ONCE + thread / INNER_LANES, chunk = step * INNER_LANES + thread % INNER_LANES;
-      inner_factors[pass][step] = result < RESULTS && chunk < CHUNKS ? inner_weights[result * CHUNKS + chunk] : uint4{};
-    }
+  InnerWeights inner_factors;
+  load_weights(inner_factors, inner_weights, 0, RESULTS);
   const bool has_input = thread < RESULTS / 4;
   const int4 inner_more = has_input ? inner_corrections[thread] : int4{};
   const INNER_CONSTANTS_TYPE inner_constants = INNER_CONSTANTS((has_input ? thread : 0));
@@ -72,25 +61,10 @@ NAME(GIVEN, const unsigned* w, const int4* corrections EPILOGUE_BUFFERS) {
 #pragma unroll
     for (unsigned copy = 0; copy < COPIES; copy++)
       if (item < QUADS) sum = corrected(sum, ((const int4*)(s + SUMS_AT))[(image * COPIES + copy) * QUADS + item]);
-    ((unsigned*)means)[item] = item < QUADS ? packed(MEAN(sum)) ^ (UNSIGNED_MEAN ? 0x80808080u : 0u) : 0;
+    ((unsigned*)means)[item] = item < QUADS ? mean_word(sum) : 0;
   }
   __syncthreads();
-#pragma unroll
-  for (unsigned pass = 0; pass < PASSES; pass++) {
-    const unsigned result = pass * AT_ONCE + thread / INNER_LANES;
-    int total = 0;
-#pragma unroll
-    for (unsigned step = 0; step < STEPS; step++) {
-      const unsigned chunk = step * INNER_LANES + thread % INNER_LANES;
-      if (CHUNKS % INNER_LANES && chunk >= CHUNKS) continue;
-      const uint4 values = means[chunk], by = inner_factors[pass][step];
-      total = __dp4a((int)values.x, (int)by.x, total), total = __dp4a((int)values.y, (int)by.y, total);
-      total = __dp4a((int)values.z, (int)by.z, total), total = __dp4a((int)values.w, (int)by.w, total);
-    }
-#pragma unroll
-    for (unsigned by = INNER_LANES / 2; by; by /= 2) total += __shfl_xor_sync(~0u, total, by);
-    if (thread % INNER_LANES == 0 && result < RESULTS) inner_sums[result] = total;
-  }
+  multiply_means(inner_sums, means, inner_factors);
   __syncthreads();
   if (has_input)
     inputs[thread] = packed(INNER(thread, (corrected(((const int4*)inner_sums)[thread], inner_more)), inner_constants, INNER_OPERANDS(thread)));

@@ -178,17 +178,18 @@ def _launch(ctx: KernelContext, tile: ByteExciteTile, inner: InnerLayer | None) 
         "ITEMS": tile.items, "EARLY": min(MOST_EARLY, tile.items),
     }  # fmt: skip
     operands: Operands = {"s": source}
+    files: tuple[str, ...] = ("elements.cu", "runs.cu", "byte_excite.cu")
     functions = [_function(ctx, "gate", op.gate, op.kind, node.inputs[op.gate_operands :], shape[3])]
     if inner is not None:
         more, held, found = _inner(ctx, tile, inner)
         constants |= more
         operands |= held
         functions += found
+        files = ("byte_means.cu", *files)
     operands |= {"w": np.ascontiguousarray(parts), "corrections": corrections}
     return native_launch(
-        ctx, "excite_of_bytes", ("elements.cu", "runs.cu", "byte_excite.cu"), constants, operands, label="excite",
-        workgroup=(tile.threads, 1, 1), dispatch=(shape[0] * math.prod(groups), 1, 1), variant=str(tile),
-        runs=epilogue, inner=functions,
+        ctx, "excite_of_bytes", files, constants, operands, label="excite", workgroup=(tile.threads, 1, 1),
+        dispatch=(shape[0] * math.prod(groups), 1, 1), variant=str(tile), runs=epilogue, inner=functions,
     )  # fmt: skip
 
 

@@ -5,8 +5,7 @@
 //
 // Constants from the host: RUN (channels that are loaded at once: 16, 8 or 4), RUNS (of a pixel), ROWS (of threads), THREADS, EARLY
 // (pixels under way); SPLIT, PIXELS (of an image), PART (of a workgroup; the last one may have fewer), WIDTH, OFFSET PITCH_B PITCH_Y
-// PITCH_X (elements, of x's view), UNSIGNED (x), UNSIGNED_MEAN; RESULTS (of a workgroup, a multiple of four), QUADS (of all
-// results), CHUNKS (16 bytes of the depth), LANES (threads of a result), PASSES; MEAN(sum): four bytes' numbers.
+// PITCH_X (elements, of x's view), UNSIGNED (x); QUADS (of all results), and those of byte_means.cu.
 #if RUN == 16
 typedef uint4 Run;
 #elif RUN == 8
@@ -16,23 +15,15 @@ typedef unsigned Run;
 #endif
 constexpr unsigned WORDS = RUN / 4, CHANNELS = RUNS * WORDS;  // of a run, of a pixel (quads)
 constexpr unsigned FOLD = 8;  // lines that a thread adds up
-constexpr unsigned STEPS = (CHUNKS + LANES - 1) / LANES, AT_ONCE = THREADS / LANES;
 // In shared memory, in bytes: rows of sums, the means, and the layer's sums.
 constexpr unsigned MEANS_AT = ROWS * CHANNELS * 16, SUMS_AT = MEANS_AT + CHUNKS * 16;
-static_assert(ROWS * RUNS <= THREADS && AT_ONCE * PASSES >= RESULTS && SUMS_AT + RESULTS * 4 <= SHARED_BYTES, "threads");
+static_assert(ROWS * RUNS <= THREADS && SUMS_AT + RESULTS * 4 <= SHARED_BYTES, "threads");
 union Loaded {
   Run all;
   unsigned words[WORDS];
 };
 
 INLINE int4 both(int4 a, int4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
-INLINE int byte_sum(unsigned word, unsigned which, int sum) {
-#if UNSIGNED
-  return (int)__dp4a(word, which, (unsigned)sum);
-#else
-  return __dp4a((int)word, (int)which, sum);
-#endif
-}
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 #if SPLIT > 1
@@ -42,21 +33,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   int4* const lines = (int4*)shared;
   unsigned* const means = (unsigned*)(shared + MEANS_AT);
   int* const totals = (int*)(shared + SUMS_AT);
-  const unsigned thread = threadIdx.x, lane = thread % LANES, image = blockIdx.x / SPLIT;
+  const unsigned thread = threadIdx.x, image = blockIdx.x / SPLIT;
 #if SPLIT > 1
   const unsigned part = cluster_part();
 #else
   const unsigned part = 0;
 #endif
-  uint4 factors[PASSES][STEPS];
-#pragma unroll
-  for (unsigned pass = 0; pass < PASSES; pass++)
-#pragma unroll
-    for (unsigned step = 0; step < STEPS; step++) {
-      const unsigned result = pass * AT_ONCE + thread / LANES, chunk = step * LANES + lane;
-      const bool real = result < RESULTS && part * RESULTS + result < QUADS * 4 && chunk < CHUNKS;
-      factors[pass][step] = real ? w[(part * RESULTS + result) * CHUNKS + chunk] : uint4{};
-    }
+  InnerWeights factors;
+  load_weights(factors, w, part * RESULTS, QUADS * 4);
   const unsigned quad = part * (RESULTS / 4) + thread;  // that this thread will store
   const bool stores = thread < RESULTS / 4 && quad < QUADS;
   const int4 more = stores ? corrections[quad] : int4{};
@@ -67,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const unsigned run = thread % RUNS, row = thread / RUNS;
   const unsigned first = part * PART, pixels = SPLIT * PART == PIXELS || part + 1 < SPLIT ? PART : PIXELS - (SPLIT - 1) * PART;
   const signed char* const from = x + (OFFSET + (long long)image * PITCH_B + run * RUN);
-  int sums[RUN] = {};
+  int4 sums[WORDS] = {};
   if (row < ROWS)
     for (unsigned begin = row; begin < pixels; begin += EARLY * ROWS) {
       Loaded loaded[EARLY];
@@ -81,12 +65,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
       for (unsigned i = 0; i < EARLY; i++)
 #pragma unroll
-        for (unsigned c = 0; c < RUN; c++) sums[c] = byte_sum(loaded[i].words[c / 4], 1u << 8 * (c % 4), sums[c]);
+        for (unsigned word = 0; word < WORDS; word++) sums[word] = byte_sums<UNSIGNED>(loaded[i].words[word], sums[word]);
     }
   if (row < ROWS)
 #pragma unroll
-    for (unsigned i = 0; i < WORDS; i++)
-      lines[row * CHANNELS + run * WORDS + i] = int4{sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]};
+    for (unsigned i = 0; i < WORDS; i++) lines[row * CHANNELS + run * WORDS + i] = sums[i];
   __syncthreads();
 #pragma unroll
   for (unsigned count = ROWS; count > 1; count = (count + FOLD - 1) / FOLD) {
@@ -115,9 +98,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       for (unsigned p = 1; p < SPLIT; p++)
         sum = both(sum, int4{(int)theirs[p].x, (int)theirs[p].y, (int)theirs[p].z, (int)theirs[p].w});
 #endif
-      const int4 found = MEAN(sum);
-      word = ((unsigned)found.x & 255) | ((unsigned)found.y & 255) << 8 | ((unsigned)found.z & 255) << 16 | (unsigned)found.w << 24;
-      if (UNSIGNED_MEAN) word ^= 0x80808080u;
+      word = mean_word(sum);
     }
     means[item] = word;
   }
@@ -125,22 +106,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   cluster_arrive();  // what the others have is read
 #endif
   __syncthreads();
-#pragma unroll
-  for (unsigned pass = 0; pass < PASSES; pass++) {
-    const unsigned result = pass * AT_ONCE + thread / LANES;
-    int sum = 0;
-#pragma unroll
-    for (unsigned step = 0; step < STEPS; step++) {
-      const unsigned chunk = step * LANES + lane;
-      if (CHUNKS % LANES && chunk >= CHUNKS) continue;
-      const uint4 values = ((const uint4*)means)[chunk], by = factors[pass][step];
-      sum = __dp4a((int)values.x, (int)by.x, sum), sum = __dp4a((int)values.y, (int)by.y, sum);
-      sum = __dp4a((int)values.z, (int)by.z, sum), sum = __dp4a((int)values.w, (int)by.w, sum);
-    }
-#pragma unroll
-    for (unsigned by = LANES / 2; by; by /= 2) sum += __shfl_xor_sync(~0u, sum, by);
-    if (lane == 0 && result < RESULTS) totals[result] = sum;
-  }
+  multiply_means(totals, (const uint4*)means, factors);
   __syncthreads();
   if (stores) STORE(image, quad, (both(((const int4*)totals)[thread], more)), constants, STORE_OPERANDS(image, quad));
 #if SPLIT > 1

@@ -141,15 +141,15 @@ def _launch(ctx: KernelContext, tile: ByteSqueezeTile) -> Launch:
         "PART": tile.part(shape), "WIDTH": shape[2], "OFFSET": source.offset, "PITCH_B": source.strides[0],
         "PITCH_Y": source.strides[1], "PITCH_X": source.strides[2], "UNSIGNED": int(source.dtype is DType.UINT8),
         "UNSIGNED_MEAN": int(unsigned), "RESULTS": own, "QUADS": -(-results // 4),
-        "CHUNKS": chunks_of(shape), "LANES": tile.lanes, "PASSES": tile.passes(results),
+        "CHUNKS": chunks_of(shape), "INNER_LANES": tile.lanes, "PASSES": tile.passes(results),
         "SHARED_BYTES": tile.shared_bytes(shape, results),
     }  # fmt: skip
     operands: Operands = {"x": source, "w": packed, "corrections": corrections}
     mean = Traced(ctx, "mean", (i32x4,), lambda k, _, total: limited(k, op.mean, [total], op.kind))
     return native_launch(
-        ctx, "squeeze_of_bytes", ("device.cu", "pipeline.cu", "byte_squeeze.cu"), constants, operands, label="squeeze",
-        workgroup=(tile.threads, 1, 1), dispatch=(shape[0] * tile.split, 1, 1), inner=mean, ahead=True,
-        shared_bytes=tile.shared_bytes(shape, results), variant=str(tile),
+        ctx, "squeeze_of_bytes", ("device.cu", "pipeline.cu", "byte_sums.cu", "byte_means.cu", "byte_squeeze.cu"),
+        constants, operands, label="squeeze", workgroup=(tile.threads, 1, 1), dispatch=(shape[0] * tile.split, 1, 1),
+        inner=mean, ahead=True, shared_bytes=tile.shared_bytes(shape, results), variant=str(tile),
     )  # fmt: skip
 
 
