@@ -137,6 +137,11 @@ inline int __float2int_rz(float x) {
 }
 inline int __float2int_rn(float x) { return __float2int_rz(std::rint(x)); }
 inline float __fadd_rn(float x, float y) { return x + y; }
+inline float __fadd_rd(float x, float y) {  // rounded down, of numbers whose sum a double holds
+  const double sum = (double)x + y;
+  const float near = (float)sum;
+  return near > sum ? std::nextafter(near, -INFINITY) : near;
+}
 inline float __fmul_rn(float x, float y) { volatile float z = x * y; return z; }  // never part of an fma
 inline float __int2float_rn(int x) { return (float)x; }
 inline int __dp4a(int a, int b, int c) {

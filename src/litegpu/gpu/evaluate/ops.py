@@ -32,6 +32,7 @@ from litegpu.gpu.graph import (
     Gather,
     GroupNorm,
     InstanceNorm,
+    IntegerAttention,
     IntegerConv2D,
     IntegerDepthwiseConv2D,
     IntegerExcite,
@@ -58,6 +59,7 @@ from litegpu.gpu.graph import (
     Reduce,
     Reshape,
     Resize2D,
+    RowChain,
     RowMoments,
     SeparableConv2D,
     Shape,
@@ -170,6 +172,8 @@ def evaluate_op(op: Any, inputs: list[Array], shape: Shape) -> Array:
             return integer_depthwise(op, inputs[0], inputs[1], shape)
         case IntegerSoftmax(scale):
             return _integer_softmax(inputs[0], inputs[1].reshape(-1), np.float32(scale))
+        case IntegerAttention():
+            return _integer_attention(op, inputs)
         case Lookup(lowest):
             return np.asarray(inputs[1].reshape(-1)[inputs[0].astype(np.int64) - lowest])
         case Attention(scale, beta):
@@ -186,6 +190,13 @@ def evaluate_op(op: Any, inputs: list[Array], shape: Shape) -> Array:
             return _resize(op, inputs[0], shape)
         case Reduce():
             return _reduce(op, inputs)
+        case RowChain(stages, result):
+            known = list(inputs)
+            for stage in stages:
+                each = np.broadcast_to(evaluate_expr(stage.prologue, known), shape)
+                total = _reduced(Reduce(stage.kind, (3,)), each)
+                known.append(evaluate_expr(stage.epilogue, [*known, total]))
+            return np.broadcast_to(evaluate_expr(result, known), shape)
         case ArgReduce():
             return _arg_reduce(op, inputs[0])
         case Softmax(beta):
@@ -229,6 +240,16 @@ def evaluate_op(op: Any, inputs: list[Array], shape: Shape) -> Array:
         case Custom(definition):
             return definition.evaluate(inputs, shape)
     raise TypeError(f"{op} is not an op of the GPU graph")
+
+
+def _integer_attention(op: IntegerAttention, inputs: list[Array]) -> Array:
+    q, k, v, table, *operands = inputs
+    of_q, of_k, of_v = op.zero_points
+    sums = wrapped(_product(MatMul(transpose_b=True), q - float(of_q), k - float(of_k)))
+    repeated = [np.tile(a, (len(q) // len(a), 1, 1, 1)) if 1 < len(a) < len(q) else a for a in operands]
+    logits = np.broadcast_to(evaluate_expr(op.logits, [sums, *repeated]), sums.shape)
+    weights = np.clip(_integer_softmax(logits, table.reshape(-1), np.float32(op.scale)), 0, 255)
+    return wrapped(_product(MatMul(), weights.astype(np.float64), v - float(of_v)))
 
 
 def _moments(x: Array, parts: int) -> Array:
@@ -395,7 +416,10 @@ def _arg_reduce(op: ArgReduce, x: Array) -> Array:
 
 
 def _reduce(op: Reduce, inputs: list[Array]) -> Array:
-    x = evaluate_expr(op.prologue, np.broadcast_arrays(*inputs))
+    return _reduced(op, evaluate_expr(op.prologue, np.broadcast_arrays(*inputs)))
+
+
+def _reduced(op: Reduce, x: Array) -> Array:
     if x.dtype == np.int32:
         return _reduce_integers(op, x)
     x = x.astype(np.float64)

@@ -296,6 +296,19 @@ class IntegerSoftmax:
 
 
 @dataclass(frozen=True)
+class IntegerAttention:
+    """inputs: q [B,H,M,D], k [B,H,N,D], v [B,H,N,E] of INT8 or UINT8, a table as of an IntegerSoftmax, then operands
+    that broadcast to [B',H,M,N], B' a divisor of B, as they come again and again -> [B,H,M,E]: the IntegerSoftmax over
+    N of `logits`, kept within 0 and 255, times v less its zero point, in INT32. `logits` are bytes: Arg(0) is the INT32
+    sum of (q - zero_points[0]) * (k - zero_points[1]), Arg(i) is inputs[3 + i]. Made by a pass, for devices with a
+    kernel that does all of it."""
+
+    logits: Expr
+    scale: float
+    zero_points: tuple[int, int, int]
+
+
+@dataclass(frozen=True)
 class Lookup:
     """inputs: x of INT8 or UINT8, a table [1,1,1,256], a constant -> the table's element for each number of x, that for
     `lowest` first."""
@@ -360,6 +373,26 @@ class Reduce:
     kind: str
     axes: tuple[int, ...]
     prologue: Expr = RESULT
+
+
+@dataclass(frozen=True)
+class RowStage:
+    """A reduction of a RowChain over the channels, of `kind` as in Reduce: of `prologue` of each element. `epilogue` is
+    the function of that, and of numbers of the row, that the chain goes on with."""
+
+    kind: str
+    prologue: Expr
+    epilogue: Expr
+
+
+@dataclass(frozen=True)
+class RowChain:
+    """inputs: what broadcasts to [B,H,W,C], and tables -> [B,H,W,C]: `result` of each element, where Arg(i) is
+    inputs[i], and Arg(len(inputs) + j) what stage j gave for the pixel; in its own epilogue, the reduction itself.
+    Made by a pass."""
+
+    stages: tuple[RowStage, ...]
+    result: Expr
 
 
 @dataclass(frozen=True)
@@ -488,9 +521,10 @@ class Custom:
 Op = (
     Elementwise | Conv2D | DepthwiseConv2D | SeparableConv2D | PointwiseConv2D | PairConv2D | PooledConv2D
     | MomentsConv2D | InvertedConv2D | MeanConv2D | Squeeze | Excite | TransposeConv2D
-    | MatMul | Pool2D | Resize2D | Reduce | ArgReduce | LayerNorm | Moments | RowMoments
+    | MatMul | Pool2D | Resize2D | Reduce | RowChain | ArgReduce | LayerNorm | Moments | RowMoments
     | JoinedMoments | InstanceNorm | GroupNorm | Softmax
     | Attention | Copy | Concat | Gather | Custom
     | IntegerConv2D | IntegerDepthwiseConv2D | IntegerInvertedConv2D | IntegerSeparableConv2D | IntegerTransposeConv2D
-    | IntegerSqueeze | IntegerExcite | IntegerMatMul | IntegerSoftmax | Lookup
+    | IntegerSqueeze | IntegerExcite | IntegerMatMul | IntegerSoftmax
+    | IntegerAttention | Lookup
 )  # fmt: skip

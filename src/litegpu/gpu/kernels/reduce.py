@@ -147,8 +147,8 @@ class _Item:
         rest = plan.items - rounds * plan.rows * loads
         is_sum = self.op.kind in ("sum", "mean")
         block = max(1, math.isqrt(rounds)) if is_sum and rounds > 16 else max(1, rounds)
-        neutral = constant(k, _neutral(self.op.kind, self.type), self.type)
-        total = k.var(neutral)
+        nothing = constant(k, neutral(self.op.kind, self.type), self.type)
+        total = k.var(nothing)
 
         def several(base: Index, count: int) -> TracedValue:
             indices = [address(j * plan.rows, [(base, 1), (row, 1)]) for j in range(count)]
@@ -156,7 +156,7 @@ class _Item:
 
         def go_through(first: Index, count: int) -> None:
             """`count` rounds from number `first` on."""
-            partial = k.var(neutral)
+            partial = k.var(nothing)
             with k.loop(count) as i:
                 base = address(0, [(first, plan.rows * loads), (i, plan.rows * loads)])
                 partial.set(self.combine(partial.value, several(base, loads)))
@@ -174,7 +174,7 @@ class _Item:
             last = plan.items - 1
             value = self.element(k.min(index, last) if isinstance(index, TracedValue) else min(index, last))
             inside = _less(index, plan.items)
-            value = value if inside is True else k.select(inside, value, neutral)
+            value = value if inside is True else k.select(inside, value, nothing)
             total.set(self.combine(total.value, value))
         return total.value
 
@@ -196,19 +196,10 @@ class _Item:
         value = evaluate(k, self.op.prologue, read_all(self.sources, at), rough=self.ctx.half)
         if not plan.over_channels:
             return value
-        return mask(k, value, plan.domain[3], at.q, _neutral(self.op.kind, value.type))
+        return mask(k, value, plan.domain[3], at.q, neutral(self.op.kind, value.type))
 
     def combine(self, a: TracedValue, b: TracedValue) -> TracedValue:
-        """Numbers win over NaN, which is also the neutral element of the maximum and minimum of floats. (On the CPU,
-        whether a NaN comes through depends on where it stands.)"""
-        k = self.k
-        match self.op.kind:
-            case "sum" | "mean":
-                return a + b
-            case "prod":
-                return a * b
-        extreme = k.max(a, b) if self.op.kind == "max" else k.min(a, b)
-        return k.select(k.is_nan(a), b, extreme) if a.type.is_float else extreme
+        return combined(self.k, self.op.kind, a, b)
 
     def store(self, total: TracedValue) -> None:
         """Store the result, four lanes or one for all of them."""
@@ -263,7 +254,19 @@ def _less(i: Index, n: int) -> TracedValue | bool:
     return i < n
 
 
-def _neutral(kind: str, t: Type) -> float | int:
+def combined(k: Kernel, kind: str, a: TracedValue, b: TracedValue) -> TracedValue:
+    """Of two numbers, or quads, of a reduction of this kind. Numbers win over NaN, which is also the neutral element of
+    the maximum and minimum of floats. (On the CPU, whether a NaN comes through depends on where it stands.)"""
+    match kind:
+        case "sum" | "mean":
+            return a + b
+        case "prod":
+            return a * b
+    extreme = k.max(a, b) if kind == "max" else k.min(a, b)
+    return k.select(k.is_nan(a), b, extreme) if a.type.is_float else extreme
+
+
+def neutral(kind: str, t: Type) -> float | int:
     """What changes nothing when combined with a value of type `t`."""
     if kind in ("sum", "mean"):
         return 0

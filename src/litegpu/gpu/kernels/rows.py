@@ -100,6 +100,11 @@ class Row:
                 exists, q = q < teams.quads, k.min(q, teams.quads - 1)
             self._quads.append((q, exists))
 
+    @property
+    def places(self) -> list[Position]:
+        """Of this thread's quads; of those that do not count, of some that exist."""
+        return [Position(self.teams.shape, coordinates=(*self.place, q)) for q, _ in self._quads]
+
     def load(self, source: Source, fill: float = 0.0, place: Place | None = None) -> list[TracedValue]:
         """This thread's quads, with `fill` in place of those that do not count; of the pixel at another `place`."""
         b, y, x = self.place if place is None else place
@@ -122,7 +127,6 @@ class Row:
 
     def store(self, sink: Sink, values: Sequence[TracedValue]) -> None:
         """Store the epilogue of `values`."""
-        places = [Position(self.teams.shape, coordinates=(*self.place, q)) for q, _ in self._quads]
         conditions = [both(self._mine, exists) for _, exists in self._quads]
         some = any(c is not None for c in conditions)
-        sink.write_all(places, values, [when(c) for c in conditions] if some else None)
+        sink.write_all(self.places, values, [when(c) for c in conditions] if some else None)

@@ -9,6 +9,7 @@ import numpy as np
 
 from litegpu.gpu.graph import (
     DType,
+    IntegerAttention,
     IntegerConv2D,
     IntegerDepthwiseConv2D,
     IntegerExcite,
@@ -63,7 +64,7 @@ def sum_type(op: Op) -> Type:
     """Of four of the results that a convolution, a product or a softmax gives."""
     integers = (
         IntegerConv2D, IntegerDepthwiseConv2D, IntegerInvertedConv2D, IntegerSeparableConv2D, IntegerTransposeConv2D,
-        IntegerSqueeze, IntegerExcite, IntegerMatMul, IntegerSoftmax,
+        IntegerSqueeze, IntegerExcite, IntegerMatMul, IntegerSoftmax, IntegerAttention,
     )  # fmt: skip
     return i32x4 if isinstance(op, integers) else f32x4
 

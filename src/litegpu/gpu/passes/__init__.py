@@ -25,6 +25,7 @@ from litegpu.gpu.passes.rereading import reread
 from litegpu.gpu.passes.rolling import join_slices
 from litegpu.gpu.passes.rotary import turn_halves
 from litegpu.gpu.passes.separable import join_waiting
+from litegpu.gpu.passes.row_chains import join_rows
 from litegpu.gpu.passes.siblings import join_siblings
 from litegpu.gpu.passes.softmax import join_softmax, reduce_softmax
 from litegpu.gpu.passes.split import split_reductions
@@ -57,6 +58,6 @@ def optimise(graph: Graph, features: Features, half: bool = False) -> Graph:
 def join_bytes(graph: Graph, features: Features) -> Graph:
     """The same function once more, what is computed of bytes in fewer kernels: behind all that takes operands for
     values of the output's shape, as tables are none."""
-    graph, own = join_tables(graph, features.max_buffers), native.of(features)
+    graph, own = join_rows(join_tables(graph, features.max_buffers), features.max_buffers), native.of(features)
     graph = graph if own is None else own.join_bytes(graph, features)
     return split_reductions(graph, features.compute_units, narrow=True)

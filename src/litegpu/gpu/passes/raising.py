@@ -16,6 +16,8 @@ from litegpu.gpu.graph import (
     Elementwise,
     Graph,
     GraphBuilder,
+    IntegerConv2D,
+    IntegerMatMul,
     MatMul,
     Node,
     Reshape,
@@ -29,10 +31,14 @@ from litegpu.gpu.view import follow, inverse, padded
 
 #: Elements up to which a constant is looked at as a whole, to see what it is behind a reshape.
 _LARGEST = 1 << 24
+#: Types among which a function may pass what moves its argument.
+_KINDS = ((DType.FLOAT32,), (DType.INT8, DType.UINT8))
+#: What may have a value of the same elements in another shape in its epilogue.
+_PRODUCTS = (Conv2D, MatMul, IntegerConv2D, IntegerMatMul)
 
 
 def raise_elementwise(graph: Graph) -> Graph:
-    """A function of each element, applied to a float value that one node reads and that reshapes, transposes or joins
+    """A function of each element, applied to a value, of floats or of bytes, that one node reads and that reshapes, transposes or joins
     others, is applied to those instead: there it becomes the epilogue of what computes them. Further operands come
     along: numbers, parts of constants where values are joined, and through a reshape constants and, where a product is
     reshaped, values of its shape."""
@@ -68,7 +74,8 @@ class _Raising:
         begin = 0
         for v in producer.inputs:
             value = self.builder.values[v]
-            raised.append(self.builder.value(value.shape, DType.FLOAT32, name=value.name))
+            made = self.builder.values[node.output].dtype
+            raised.append(self.builder.value(value.shape, made, name=value.name))
             self.readers[raised[-1]] = 1
             operands = [v if o == producer.output else self.carried(o, producer, v, begin) for o in node.operands]
             begin += value.shape[producer.op.axis] if isinstance(producer.op, Concat) else 0
@@ -100,7 +107,7 @@ class _Raising:
         if producer.epilogue != RESULT or len(set(producer.inputs)) != len(producer.inputs):
             return False
         read = [*producer.inputs, producer.output, node.output]
-        if any(values[v].dtype is not DType.FLOAT32 for v in read):
+        if not any(all(values[v].dtype in kinds for v in read) for kinds in _KINDS):
             return False
         if any(values[v].is_constant for v in read) and not isinstance(producer.op, Concat):
             return False
@@ -142,7 +149,7 @@ class _Raising:
         value = self.builder.values[operand]
         if value.is_constant and value.elements == 1:
             return True
-        if value.dtype is not DType.FLOAT32 and not value.is_constant:
+        if not value.is_constant and not any(value.dtype in kinds for kinds in _KINDS):
             return False
         if isinstance(producer.op, Concat):
             return value.is_constant and value.elements <= _LARGEST
@@ -156,7 +163,7 @@ class _Raising:
         place = self.place.get(producer.inputs[0])
         computed = None if place is None else self.nodes[place]
         free = source[3] == target[3] or source[3] % 4 == target[3] % 4 == 0
-        return free and value.shape == target and computed is not None and isinstance(computed.op, (Conv2D, MatMul))
+        return free and value.shape == target and computed is not None and isinstance(computed.op, _PRODUCTS)
 
     def carried(self, operand: int, producer: Node, v: int, begin: int) -> int:
         """The operand in front of `producer`, for its input `v`, which what it joins has from `begin` on."""

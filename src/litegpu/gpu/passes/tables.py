@@ -99,16 +99,16 @@ def _joined(graph: Graph, before: Node, node: Node) -> Node | None:
     table_of = Arg(first_operand(before) + len(before.operands))
     return dataclasses.replace(
         before,
-        epilogue=apply("lookup", _place(before.epilogue, node.op.lowest), table_of),
+        epilogue=apply("lookup", place_of(before.epilogue, node.op.lowest), table_of),
         operands=(*before.operands, node.inputs[1]),
         output=node.output,
         sources=sources_of(before, node),
     )
 
 
-def _place(byte: Expr, lowest: int) -> Expr:
+def place_of(byte: Expr, lowest: int) -> Expr:
     """Where a table has what belongs to a number that would be stored as a byte, the first of which is `lowest`."""
-    limits, last = _limits(byte), lowest + _NUMBERS - 1
+    limits, last = limits_of(byte), lowest + _NUMBERS - 1
     if limits is None or limits[0] < lowest or limits[1] > last:
         byte = apply("min", apply("max", byte, whole(lowest)), whole(last))
     match byte:
@@ -117,13 +117,13 @@ def _place(byte: Expr, lowest: int) -> Expr:
     return apply("sub", byte, whole(lowest))
 
 
-def _limits(expr: Expr) -> tuple[float, float] | None:
+def limits_of(expr: Expr) -> tuple[float, float] | None:
     """The least and the largest number that an expression can be, where its last steps say so."""
     match expr:
         case Apply("min", (Apply("max", (_, Literal(low))), Literal(high))):
             return low, high
-        case Apply("nearest" | "round" | "small", (x,)) if (limits := _limits(x)) is not None:
+        case Apply("nearest" | "round" | "small", (x,)) if (limits := limits_of(x)) is not None:
             return round(limits[0]), round(limits[1])
-        case Apply("add", (x, Literal(zero))) if (limits := _limits(x)) is not None:
+        case Apply("add", (x, Literal(zero))) if (limits := limits_of(x)) is not None:
             return limits[0] + zero, limits[1] + zero
     return None

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from litegpu.gpu import graph
 from litegpu.gpu.backends.cuda.kernels import (
     attention,
+    byte_attention,
     byte_excite,
     byte_inverted,
     byte_squeeze,
@@ -33,6 +34,7 @@ from litegpu.gpu.backends.cuda.kernels import (
 from litegpu.gpu.backends.cuda.kernels.tile import LEAST_CAPABILITY, device_shared_bytes
 from litegpu.gpu.backends.cuda.passes.affine import fold_affine
 from litegpu.gpu.backends.cuda.passes.borders import copy_borders
+from litegpu.gpu.backends.cuda.passes.byte_attention import join_byte_attention
 from litegpu.gpu.backends.cuda.passes.byte_excite import join_byte_excitations
 from litegpu.gpu.backends.cuda.passes.enlarged import transpose_enlarged
 from litegpu.gpu.backends.cuda.passes.entry import join_entry
@@ -80,6 +82,7 @@ _LAUNCHES: dict[type[graph.Op], Callable[[KernelContext], list[Launch] | None]] 
     graph.DepthwiseConv2D: squeeze.build_depthwise,
     graph.Excite: excite.build,
     graph.GroupNorm: group_norm.build,
+    graph.IntegerAttention: byte_attention.build,
     graph.IntegerConv2D: integer.build,
     graph.IntegerDepthwiseConv2D: depthwise.build,
     graph.IntegerExcite: byte_excite.build,
@@ -140,7 +143,9 @@ class CudaNative:
         return join_pooled(join_moves(graph), features)
 
     def join_bytes(self, graph: graph.Graph, features: Features) -> graph.Graph:
-        return join_byte_excitations(graph, features) if features.capability >= LEAST_CAPABILITY else graph
+        if features.capability < LEAST_CAPABILITY:
+            return graph
+        return join_byte_attention(join_byte_excitations(graph, features), features)
 
     def joins_moments(self, features: Features) -> bool:
         return features.capability >= LEAST_CAPABILITY

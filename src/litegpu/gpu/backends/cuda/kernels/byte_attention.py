@@ -1,0 +1,190 @@
+"""Attention of bytes: a warp has 16 queries' logits of all keys in registers, which round as each of its operators does."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from litegpu.gpu.backends.cuda.kernels.offer import offered
+from litegpu.gpu.backends.cuda.kernels.source import Traced, float_text, native_launch
+from litegpu.gpu.backends.cuda.kernels.tile import USUAL_UNITS, device_shared_bytes
+from litegpu.gpu.graph import DType, IntegerAttention, Shape, arguments
+from litegpu.gpu.kernels.access import Index, Operands, Source, open_source
+from litegpu.gpu.kernels.context import KernelContext, Launch
+from litegpu.gpu.kernels.expression import Argument, evaluate
+from litegpu.gpu.lang import TracedValue, i32, i32x4, u32
+from litegpu.gpu.lang.features import Features
+from litegpu.gpu.lang.kernel import Kernel
+
+#: Keys that a warp has the logits of in registers, and numbers of a query, and of a value, that it multiplies.
+MOST_KEYS, MOST_WIDTH = 256, 128
+#: Warps of a workgroup, each of 16 queries.
+WARPS = (4, 5, 6, 7, 8, 2, 1)
+
+
+def takes(q: Shape, k: Shape, v: Shape, features: Features) -> bool:
+    """Whether there is a kernel for queries, keys and values of these shapes."""
+    depth, columns, keys = q[3], v[3], k[2]
+    return (
+        1 < keys <= MOST_KEYS
+        and max(depth, columns) <= MOST_WIDTH
+        and depth % 4 == columns % 4 == 0
+        and bool(divisions(q, k, v, features))
+    )
+
+
+@dataclass(frozen=True)
+class ByteAttentionDivision:
+    """A workgroup has `warps` of 16 queries each of a head, of the sizes that follow."""
+
+    warps: int
+    positions: int
+    queries: int
+    keys: int
+    depth: int
+    columns: int
+
+    def __str__(self) -> str:
+        return f"{self.warps}x16"
+
+    @property
+    def parts(self) -> int:
+        """Workgroups of a head."""
+        return -(-self.queries // (16 * self.warps))
+
+    @property
+    def groups(self) -> int:
+        return self.positions * self.parts
+
+    @property
+    def blocks(self) -> int:
+        """Of 16 keys."""
+        return -(-self.keys // 16)
+
+    @property
+    def key_pitch(self) -> int:
+        """Words from key to key in shared memory: four more than a multiple of eight, for whose lines no lanes wait."""
+        return -(-self.depth // 32) * 8 + 4
+
+    @property
+    def value_pitch(self) -> int:
+        """Words from column to column of the values, which are turned: keys lie side by side."""
+        return -(-self.keys // 32) * 8 + 4
+
+    @property
+    def row_pitch(self) -> int:
+        """Floats from query to query of what is added up in order."""
+        return 16 * self.blocks + 4
+
+    @property
+    def places(self) -> tuple[int, int, int]:
+        """Where keys' sums, values and the keys lie, which give way to floats, in bytes."""
+        sums = 1024  # behind the table
+        values = sums + 64 * self.blocks
+        return sums, values, values + 64 * -(-self.columns // 16) * self.value_pitch
+
+    @property
+    def shared(self) -> int:
+        keys, floats = 16 * self.blocks * self.key_pitch, 16 * self.warps * self.row_pitch
+        return self.places[2] + 4 * max(keys, floats)
+
+
+def divisions(q: Shape, k: Shape, v: Shape, features: Features) -> list[ByteAttentionDivision]:
+    """Those that fit, the cheapest first: with the fewest warps that do nothing, where there are enough workgroups."""
+    whole = ByteAttentionDivision(1, math.prod(q[:2]), q[2], k[2], q[3], v[3])
+    fitting = [dataclasses.replace(whole, warps=n) for n in WARPS]
+    fitting = [one for one in fitting if one.shared <= device_shared_bytes(features.capability)]
+    units = features.compute_units or USUAL_UNITS
+
+    def cost(one: ByteAttentionDivision) -> tuple[float, int]:
+        rounds = -(-one.groups // units) if one.groups < 4 * units else one.groups / units
+        loading = 1.0 + 0.5 * one.blocks / one.warps  # every workgroup loads all keys, each warp a part of them
+        return rounds * (loading + one.warps / 4), WARPS.index(one.warps)
+
+    return sorted(fitting, key=cost)
+
+
+def build(ctx: KernelContext) -> list[Launch]:
+    """One launch."""
+    shapes = [ctx.value(v).shape for v in ctx.node.inputs[:3]]
+    found = divisions(shapes[0], shapes[1], shapes[2], ctx.features)
+    return [offered([_launch(ctx, one) for one in found[: ctx.most]])]
+
+
+def _launch(ctx: KernelContext, one: ByteAttentionDivision) -> Launch:
+    """See byte_attention.cu for the constants."""
+    op, node = ctx.node.op, ctx.node
+    assert isinstance(op, IntegerAttention)
+    table = ctx.value(node.inputs[3]).data
+    assert table is not None
+    views = [ctx.views[v] for v in node.inputs[:3]]
+    of_q, of_k, of_v = (z - 128 * (x.dtype is DType.UINT8) for z, x in zip(op.zero_points, views, strict=True))
+    sums, values, keys = one.places
+    constants: dict[str, int | str] = {
+        "WARPS": one.warps, "PARTS": one.parts, "HEADS": ctx.output.shape[1], "QUERIES": one.queries, "KEYS": one.keys,
+        "DEPTH": one.depth, "QUADS": one.columns // 4, "KEY_PITCH": one.key_pitch, "VALUE_PITCH": one.value_pitch,
+        "ROW_PITCH": one.row_pitch, "SUMS_AT": sums, "VALUES_AT": values, "KEYS_AT": keys, "OF_Q": of_q, "OF_K": of_k,
+        "OF_V": of_v, "SCALE": float_text(op.scale),
+    }  # fmt: skip
+    functions = [
+        Traced(ctx, name, (u32,) * 4, _words(ctx, v, several=name == "key_words"))
+        for name, v in zip(("query_word", "key_words", "value_word"), node.inputs[:3], strict=True)
+    ]
+    functions.append(Traced(ctx, "logits_of", (u32, u32, u32, u32, i32x4), _logits(ctx, op)))
+    return native_launch(
+        ctx, "byte_attention", ("device.cu", "byte_attention.cu"), constants,
+        {"table": table.reshape(-1).astype(np.float32)}, label="attention", workgroup=(32 * one.warps, 1, 1),
+        dispatch=(one.groups, 1, 1), shared_bytes=one.shared, variant=str(one), inner=functions,
+    )  # fmt: skip
+
+
+def _words(ctx: KernelContext, value: int, *, several: bool):  # type: ignore[no-untyped-def]
+    """(batch, head, row, i) -> the i-th four numbers of a row as the signed bytes of a word, or with `several` the i-th
+    16 as four words, zeros behind the last."""
+
+    def read(k: Kernel, operands: Operands, b: TracedValue, h: TracedValue, row: TracedValue, i: TracedValue):  # type: ignore[no-untyped-def]
+        source = open_source(ctx, k, value, operands)
+        if not several:
+            return _word(k, source, b, h, row, i)
+        if source.has_words:
+            return source.words(b, h, row, i)
+        return k.vec(*(_word(k, source, b, h, row, i * 4 + j) for j in range(4)))
+
+    return read
+
+
+def _word(k: Kernel, source: Source, b: Index, h: Index, row: Index, i: TracedValue) -> TracedValue:
+    quads = source.view.quads
+    word = source.word(b, h, row, k.min(i, quads - 1))
+    return k.select(i < quads, word, k.const(0, i32))
+
+
+def _logits(ctx: KernelContext, op: IntegerAttention):  # type: ignore[no-untyped-def]
+    """(batch, head, query, quad of keys, sums) -> four logits."""
+
+    def found(
+        k: Kernel, operands: Operands, b: TracedValue, h: TracedValue, row: TracedValue, q: TracedValue, sums: TracedValue
+    ) -> TracedValue:
+        known: list[Argument] = [sums]
+        used = arguments(op.logits)
+        for i, v in enumerate(ctx.node.inputs[4:], start=1):
+            value = ctx.value(v)
+            if i not in used:
+                known.append(None)
+                continue
+            lead, heads, queries, keys = value.shape
+            source = open_source(ctx, k, v, operands)
+            known.append(
+                source.broadcast(
+                    0 if lead == 1 else b % lead if lead < ctx.output.shape[0] else b,
+                    0 if heads == 1 else h,
+                    0 if queries == 1 else row,
+                    0 if keys == 1 else q,
+                )
+            )
+        return evaluate(k, op.logits, known)
+
+    return found
