@@ -11,7 +11,7 @@ import numpy as np
 from litegpu.errors import blame
 from litegpu.gpu import in_place, memory, turning
 from litegpu.gpu.backends import registry
-from litegpu.gpu.backends.abilities import Contracting, Turning
+from litegpu.gpu.backends.abilities import Contracting, Counting, Turning
 from litegpu.gpu.backends.contract import Backend
 from litegpu.gpu.graph import RESULT, Copy, DType, Graph, GraphBuilder, Node, Reshape
 from litegpu.gpu.kernels.builders import build as build_kernels
@@ -78,6 +78,10 @@ def build_program(
     optimised = join_bytes(optimised, features)
     kept = optimised.inputs[len(optimised.inputs) - variables :]
     placed = place(optimised, half, exact, kept)
+    if half and isinstance(backend, Counting):
+        halves = {v for v, view in placed.views.items() if view.dtype is DType.FLOAT16}
+        optimised = backend.counting(optimised, halves)
+        placed = place(optimised, half, exact, kept)
     inputs, outputs = optimised.inputs[: len(optimised.inputs) - variables], placed.graph.outputs
     outputs, after = outputs[: len(outputs) - variables], outputs[len(outputs) - variables :]
     last = _into_variables(placed, kept, after)

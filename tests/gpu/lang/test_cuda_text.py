@@ -263,6 +263,28 @@ def test_whole_numbers_in_halves_are_limited_in_pairs() -> None:
             assert nvrtc().compile([KernelCode("test", source, (64, 1, 1), ())], capability)
 
 
+def test_what_is_stored_in_halves_is_limited_in_pairs() -> None:
+    """Behind the conversion, by what halves have nearest to the limits; not where -0 would be another number, nor by
+    limits that are no halves."""
+
+    def stored(low: float, high: float, moved: float = 0.0) -> str:
+        def body(k: Kernel) -> None:
+            x, y = k.buffer("x", f32x4, 64, access="read"), k.buffer("y", f16x4, 64, compute=f32x4)
+            given = x[k.local_id()]
+            y[k.local_id()] = k.min(k.max(given + moved if moved else given, low), high)
+
+        return text(body)
+
+    positive, signed = stored(0.0, 6.0, 1.5), stored(-1.0, 1.0)
+    assert "relu" in positive and "max.NaN.f16x2" not in positive and "max.NaN.f16x2" in signed
+    assert "0x46004600u" in positive and "relu" in stored(2.0**-26, 6.0)
+    for other in (stored(0.0, 6.0), stored(-1.0, 1e6), stored(2.0, 1.0)):
+        assert "f16x2 %0, %0" not in other
+    for source in (positive, signed):
+        for capability in (75, 80, 90):
+            assert nvrtc().compile([KernelCode("test", source, (64, 1, 1), ())], capability)
+
+
 def test_what_a_kernel_loads_ahead_for_a_function() -> None:
     """Constants at the last of the places, or at one that is known, by loads that the compiler leaves where they are;
     other buffers at places that the parameters tell. What depends on the value, or is read after a store, the function

@@ -11,6 +11,7 @@ import numpy as np
 from litegpu.gpu.backends.contract import Device
 
 if TYPE_CHECKING:  # see contract.py
+    from litegpu.gpu.graph import Graph
     from litegpu.gpu.program import Program
 
 
@@ -36,6 +37,14 @@ class Contracting(Protocol):
     """A backend whose compiler makes one operation, rounded once, of a product and a sum, unless it is told."""
 
     uncontracted: tuple[str, ...]  #: the compiler's options
+
+
+@runtime_checkable
+class Counting(Protocol):
+    """A backend whose halves keep the smallest numbers as they are, so that what is stored counts these."""
+
+    def counting(self, graph: Graph, halves: Collection[int]) -> Graph:
+        """The graph with whole numbers as such counts, where that is less work; `halves` are stored as float16."""
 
 
 @runtime_checkable

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from litegpu.errors import DeviceError
@@ -15,6 +15,7 @@ from litegpu.gpu.kernels import native
 
 if TYPE_CHECKING:
     from litegpu.gpu.backends.diagnosis import Doctor
+    from litegpu.gpu.graph import Graph
     from litegpu.gpu.lang import Features, Kernel
 
 
@@ -44,6 +45,11 @@ class CudaBackend:
         from litegpu.gpu.backends.cuda.functions import TURNED
 
         return TURNED + source
+
+    def counting(self, graph: Graph, halves: Collection[int]) -> Graph:
+        from litegpu.gpu.backends.cuda.passes.counted import count_smallest
+
+        return count_smallest(graph, halves)
 
     def list_devices(self) -> Sequence[str]:
         return [str(found.index) for found in opening.list_devices()]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from litegpu.gpu.backends.cuda import functions as device
-from litegpu.gpu.backends.cuda import whole_halves
+from litegpu.gpu.backends.cuda import limited_halves
 from litegpu.gpu.backends.cuda.halves import HALF_CONVERSIONS, INLINE
 from litegpu.gpu.backends.cuda.overlap import PROGRAMMATIC_LAUNCH, WAIT
 from litegpu.gpu.lang import math, tree
@@ -145,7 +145,7 @@ class _Module(CLikePrinter):
         super().__init__(kernel, features)
         self.types: dict[str, str] = {}
         self.waits = True  # still to be printed
-        self._whole: dict[int, str] = {}  # what is stored as whole_halves.py says -> the function that makes it
+        self._whole: dict[int, str] = {}  # what is stored as limited_halves.py says -> the function that makes it
         self._left_to_it: set[int] = set()  # values that this function computes
 
     def print(self) -> str:
@@ -258,8 +258,12 @@ class _Module(CLikePrinter):
         if limit is None or np.isnan(limit):
             return None
         inside = value.args[0]
-        positive = _is_moved(inside) or self.may_lose_sign(inside) or self._is_rounded(value)
+        positive = self._has_no_sign(inside) or self._is_rounded(value)
         return limit if limit != 0 or (value.op == "max" and positive) else None
+
+    def _has_no_sign(self, value: TracedValue) -> bool:
+        """Whether it is no -0, or nobody can tell."""
+        return _is_moved(value) or self.may_lose_sign(value)
 
     def _is_rounded(self, value: TracedValue) -> bool:
         """Whether it ends, within limits, as a whole number and nothing else, which has no -0."""
@@ -482,7 +486,7 @@ class _Module(CLikePrinter):
 
     def join(self, block: tree.Block) -> None:
         for s in tree.statements(block):
-            found = whole_halves.of_store(s) if isinstance(s, tree.Store) else None
+            found = limited_halves.of_store(s, self._has_no_sign) if isinstance(s, tree.Store) else None
             if found is None or any(self._uses[v.number] != 1 or v.number in self._elsewhere for v in found[1]):
                 continue
             function, inner = found
