@@ -7,40 +7,29 @@ from litegpu.gpu.lang import Kernel, TracedValue, u32, vec
 
 
 def fixed_mul(k: Kernel, x: TracedValue, multiplier: TracedValue | int, shift: TracedValue | int) -> TracedValue:
-    """The product of magnitudes in two words, made of products of half words, rounded to a multiple of 2**31; then what
-    `shift` leaves to the right, halves away from zero. Numbers that are known make shorter code."""
-    unsigned = vec(u32, x.type.lanes)
-    one, none = k.const(1, unsigned), k.const(0, unsigned)
+    """The product, rounded to a multiple of 2**31, halves up; then what `shift` leaves to the right, halves away from
+    zero. Numbers that are known make shorter code."""
+    kind = x.type
     if isinstance(shift, int):
         x = x << shift if shift > 0 else x
-    else:
-        zero = k.const(0, shift.type)
-        right = k.bitcast(k.max(-shift, zero), unsigned)
-        x = x << k.max(shift, zero)
-    if isinstance(multiplier, int):
-        negative = (x < 0) if multiplier >= 0 else (x > 0)
-        low: TracedValue | int = abs(multiplier) & 0xFFFF
-        high: TracedValue | int = abs(multiplier) >> 16
-    else:
-        negative, b = x < 0, k.bitcast(multiplier, unsigned)
-        low, high = b & 0xFFFF, b >> 16
-    a = k.bitcast(k.abs(x), unsigned)
-    a_low, a_high = a & 0xFFFF, a >> 16
-    first, second, third = a_low * low, a_low * high, a_high * low
-    middle = (first >> 16) + (second & 0xFFFF) + (third & 0xFFFF)
-    bottom = (first & 0xFFFF) | (middle << 16)
-    top = a_high * high + (second >> 16) + (third >> 16) + (middle >> 16)
-    nudged = bottom + (1 << 30) - k.select(negative, one, none)
-    top = top + k.select(nudged < bottom, one, none)
-    magnitude = (top << 1) | (nudged >> 31)
-    if isinstance(shift, int):
-        if shift < 0:
-            magnitude = (magnitude >> -shift) + ((magnitude >> (-shift - 1)) & 1) if shift > -32 else none
-    else:
-        half = k.select(right > 0, (magnitude >> (k.max(right, one) - one)) & one, none)
-        magnitude = (magnitude >> right) + half
-    found = k.bitcast(magnitude, x.type)
-    return k.select(negative, -found, found)
+        found = _high_product(k, x, multiplier)
+        if shift >= 0:
+            return found
+        lower = found + (found >> 31)  # of which what is half-way goes up
+        if shift < -31:
+            return k.const(0, kind)
+        return (lower >> 1) + (lower & 1) if shift == -1 else ((lower >> (-shift - 1)) + 1) >> 1
+    zero, one = k.const(0, kind), k.const(1, kind)
+    right = k.max(-shift, zero)
+    found = _high_product(k, x << k.max(shift, zero), multiplier)
+    lower = found + (found >> 31)
+    return k.select(right > 0, (lower >> right) + ((lower >> (k.max(right, one) - one)) & 1), found)
+
+
+def _high_product(k: Kernel, x: TracedValue, multiplier: TracedValue | int) -> TracedValue:
+    if multiplier == 1 << 30:
+        return (x >> 1) + (x & 1)
+    return k.high_product(x, multiplier)
 
 
 def one_over_root(k: Kernel, number: TracedValue) -> tuple[TracedValue, TracedValue]:

@@ -245,6 +245,10 @@ class Functions:
         """round() of such a number, but for the sign of zero."""
         return self.call("round_small", x)
 
+    def high_product(self, a: Operand, b: Operand) -> TracedValue:
+        """(a * b + 2**30) // 2**31 of two i32."""
+        return self.call("high_product", a, b)
+
     def dot4(self, a: Operand, b: Operand, c: Operand) -> TracedValue:
         """c plus the products of the four signed bytes of the i32 words a and b."""
         return self.call("dot4", a, b, c)

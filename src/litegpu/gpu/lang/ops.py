@@ -11,6 +11,7 @@ down here and every printer follows them:
   to the nearest integer instead, of two the even one, and is unspecified there too; so is `nearest_small`, also from
   2**21 on.
 * dot4(a, b, c) is c plus the products of the four signed bytes of a and b, lane by lane.
+* high_product(a, b) is the product of two i32 in 64 bits, and 2**30, less its last 31 bits.
 * rough_exp2(x) is 2**x and rough_reciprocal(x) 1 / x, each as one instruction of most GPUs has it, to a relative 2**-20
   (in WGSL 2**-16) plus 2**-21 |x| for the power: enough for what is then kept as float16. Results below 2**-126 may be
   zero; above the range they are infinite.
@@ -150,6 +151,10 @@ def _sign(x: Array) -> Array:
     return np.where(x > 0, one, np.where(x < 0, -one, x))
 
 
+def _high_product(a: Array, b: Array) -> Array:
+    return ((a.astype(np.int64) * b + (1 << 30)) >> 31).astype(np.int32)
+
+
 OPS: dict[str, OperationType] = {
     "add": OperationType(2, NUMBER, lambda a, b: a + b, commutes=True),
     "sub": OperationType(2, NUMBER, lambda a, b: a - b),
@@ -196,6 +201,7 @@ OPS: dict[str, OperationType] = {
     "nearest": OperationType(1, frozenset({"f32"}), _nearest, "i32"),
     "nearest_small": OperationType(1, frozenset({"f32"}), _nearest, "i32"),
     "round_small": OperationType(1, frozenset({"f32"}), np.rint),
+    "high_product": OperationType(2, frozenset({"i32"}), _high_product, commutes=True),
     "dot4": OperationType(3, frozenset({"i32"}), _dot4),
     "any": OperationType(1, frozenset({"bool"}), lambda x: x.any(axis=-1), "lane"),
     "all": OperationType(1, frozenset({"bool"}), lambda x: x.all(axis=-1), "lane"),

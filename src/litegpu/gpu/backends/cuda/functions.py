@@ -134,7 +134,7 @@ _INT = {  # signed overflow is undefined in C++, and wraps in the language
     "mul": "(int)((unsigned)a * (unsigned)b)", "neg": "(int)(0u - (unsigned)a)",
     "abs": "(a < 0 ? (int)(0u - (unsigned)a) : a)", "sign": "((a > 0) - (a < 0))", "idiv": "(b == 0 ? a : a / b)",
     "irem": "(b == 0 ? 0 : a % b)", "shl": "(int)((unsigned)a << (b & 31))", "shr": "(a >> (b & 31))",
-    "dot4": "__dp4a(a, b, c)",
+    "dot4": "__dp4a(a, b, c)", "high_product": "(int)(((long long)a * b + (1ll << 30)) >> 31)",
 }  # fmt: skip
 _UNSIGNED = {"shl": "(a << (b & 31u))", "shr": "(a >> (b & 31u))"}
 _BOOL = {"and": "(a && b)", "or": "(a || b)", "xor": "(a != b)", "not": "!a"}

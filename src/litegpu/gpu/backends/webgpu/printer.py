@@ -163,6 +163,8 @@ class _Module(CLikePrinter):
             return f"{self.type_name(value.type)}(round({args[0]}))"
         if op == "dot4":
             return self._dot4(operand, args)
+        if op == "high_product":
+            return self._high_product(operand, args)
         if op in ("shl", "shr"):
             return f"({args[0]} {'<<' if op == 'shl' else '>>'} {self._shift_amount(value.args[1], args[1])})"
         if op == "irem":  # Vulkan leaves the sign of % open where an operand is negative
@@ -189,6 +191,27 @@ class _Module(CLikePrinter):
         return self.helper(name, f"fn {name}(a: {kind}, b: {kind}, c: {kind}) -> {kind} {{ {body} }}") + (
             f"({', '.join(args)})"
         )
+
+    def _high_product(self, type: Type, args: list[str]) -> str:
+        """Of magnitudes, by products of half words; a half less one where the product is negative, or could be."""
+        lanes, signed, words = type.lanes, self.type_name(type), self.type_name(Type("u32", type.lanes))
+        name, one, low, bits = f"high_product_x{lanes}", f"{words}(1u)", f"{words}(0xffffu)", f"{words}(16u)"
+        body = f"""fn {name}(x: {signed}, y: {signed}) -> {signed} {{
+  let negative = (x ^ y) < {signed}(0);
+  let a = {words}(abs(x));
+  let b = {words}(abs(y));
+  let first = (a & {low}) * (b & {low});
+  let second = (a & {low}) * (b >> {bits});
+  let third = (a >> {bits}) * (b & {low});
+  let middle = (first >> {bits}) + (second & {low}) + (third & {low});
+  let bottom = (first & {low}) | (middle << {bits});
+  let nudged = bottom + {words}(0x40000000u) - select({words}(0u), {one}, negative);
+  let top = (a >> {bits}) * (b >> {bits}) + (second >> {bits}) + (third >> {bits}) + (middle >> {bits})
+    + select({words}(0u), {one}, nudged < bottom);
+  let found = {signed}((top << {one}) | (nudged >> {words}(31u)));
+  return select(found, -found, negative);
+}}"""
+        return f"{self.helper(name, body)}({', '.join(args)})"
 
     def _bounded(self, value: TracedValue, a: str, b: str) -> str:
         """min(a, b) or max(a, b) that is `a` if that is NaN. Drivers may take it that there is no NaN, and NVIDIA's

@@ -146,9 +146,13 @@ def test_cases(device, case: str) -> None:
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("warps", byte_attention.WARPS)
-def test_all_divisions(device, warps: int, monkeypatch) -> None:
+@pytest.mark.parametrize("team", byte_attention.TEAMS)
+@pytest.mark.parametrize("case", ["a vision transformer", "windows", "unsigned", "most keys"])
+def test_all_divisions(device, case: str, warps: int, team: int, monkeypatch) -> None:
     monkeypatch.setattr(byte_attention, "WARPS", (warps,))
-    check(device, dataclasses.replace(CASES["a vision transformer"], q=(1, 2, 100, 64), keys=100))
+    monkeypatch.setattr(byte_attention, "TEAMS", (team,))
+    monkeypatch.setattr(byte_attention, "MOST_OWN", 16)
+    check(device, CASES[case])
 
 
 def joined(case: Case, **changed) -> Graph:

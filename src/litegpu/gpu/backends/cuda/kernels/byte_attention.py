@@ -1,4 +1,4 @@
-"""Attention of bytes: a warp has 16 queries' logits of all keys in registers, which round as each of its operators does."""
+"""Attention of bytes: warps have 16 queries' logits of all keys in registers, which round as each of its operators does."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ from litegpu.gpu.lang import TracedValue, i32, i32x4, u32
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.lang.kernel import Kernel
 
-#: Keys that a warp has the logits of in registers, and numbers of a query, and of a value, that it multiplies.
+#: Keys that warps have the logits of in registers, and numbers of a query, and of a value, that they multiply.
 MOST_KEYS, MOST_WIDTH = 256, 128
-#: Warps of a workgroup, each of 16 queries.
-WARPS = (4, 5, 6, 7, 8, 2, 1)
+#: Warps of a workgroup, and of them how many have the same 16 queries; blocks of 16 keys that a warp has at most.
+WARPS, TEAMS, MOST_OWN = (8, 4), (1, 2, 4), 8
+#: Floats of the table of exponentials, with zeros behind it; bytes, at most, that warps tell each other.
+TABLE, TOLD = 768, 4096
 
 
 def takes(q: Shape, k: Shape, v: Shape, features: Features) -> bool:
@@ -38,9 +40,10 @@ def takes(q: Shape, k: Shape, v: Shape, features: Features) -> bool:
 
 @dataclass(frozen=True)
 class ByteAttentionDivision:
-    """A workgroup has `warps` of 16 queries each of a head, of the sizes that follow."""
+    """A workgroup has `warps`, of which `team` have the same 16 queries of a head, of the sizes that follow."""
 
     warps: int
+    team: int
     positions: int
     queries: int
     keys: int
@@ -48,21 +51,26 @@ class ByteAttentionDivision:
     columns: int
 
     def __str__(self) -> str:
-        return f"{self.warps}x16"
+        return f"{self.warps}/{self.team}x16"
+
+    @property
+    def rows(self) -> int:
+        """Queries of a workgroup."""
+        return 16 * self.warps // self.team
 
     @property
     def parts(self) -> int:
         """Workgroups of a head."""
-        return -(-self.queries // (16 * self.warps))
+        return -(-self.queries // self.rows)
 
     @property
     def groups(self) -> int:
         return self.positions * self.parts
 
     @property
-    def blocks(self) -> int:
-        """Of 16 keys."""
-        return -(-self.keys // 16)
+    def own(self) -> int:
+        """Blocks of 16 keys of a warp."""
+        return -(-self.keys // (16 * self.team))
 
     @property
     def key_pitch(self) -> int:
@@ -72,39 +80,47 @@ class ByteAttentionDivision:
     @property
     def value_pitch(self) -> int:
         """Words from column to column of the values, which are turned: keys lie side by side."""
-        return -(-self.keys // 32) * 8 + 4
+        return 8 * max(-(-self.keys // 32), -(-self.own * self.team // 2)) + 4
 
     @property
     def row_pitch(self) -> int:
         """Floats from query to query of what is added up in order."""
-        return 16 * self.blocks + 4
+        return 16 * self.own * self.team + 4
 
     @property
     def places(self) -> tuple[int, int, int]:
-        """Where keys' sums, values and the keys lie, which give way to floats, in bytes."""
-        sums = 1024  # behind the table
-        values = sums + 64 * self.blocks
+        """Where keys' sums, values and the keys lie, which give way to floats and these to weights, in bytes."""
+        sums = 4 * TABLE
+        values = sums + 64 * self.own * self.team
         return sums, values, values + 64 * -(-self.columns // 16) * self.value_pitch
 
     @property
     def shared(self) -> int:
-        keys, floats = 16 * self.blocks * self.key_pitch, 16 * self.warps * self.row_pitch
+        keys, floats = 16 * self.own * self.team * self.key_pitch, self.rows * self.row_pitch
         return self.places[2] + 4 * max(keys, floats)
 
 
 def divisions(q: Shape, k: Shape, v: Shape, features: Features) -> list[ByteAttentionDivision]:
-    """Those that fit, the cheapest first: with the fewest warps that do nothing, where there are enough workgroups."""
-    whole = ByteAttentionDivision(1, math.prod(q[:2]), q[2], k[2], q[3], v[3])
-    fitting = [dataclasses.replace(whole, warps=n) for n in WARPS]
-    fitting = [one for one in fitting if one.shared <= device_shared_bytes(features.capability)]
-    units = features.compute_units or USUAL_UNITS
+    """Those that fit, the cheapest first."""
+    whole = ByteAttentionDivision(1, 1, math.prod(q[:2]), q[2], k[2], q[3], v[3])
+    found = [dataclasses.replace(whole, warps=n, team=m) for n in WARPS for m in TEAMS]
+    found = [
+        one for one in found if one.own <= MOST_OWN and one.shared + TOLD <= device_shared_bytes(features.capability)
+    ]
+    return sorted(found, key=lambda one: cost(one, features.compute_units or USUAL_UNITS))
 
-    def cost(one: ByteAttentionDivision) -> tuple[float, int]:
-        rounds = -(-one.groups // units) if one.groups < 4 * units else one.groups / units
-        loading = 1.0 + 0.5 * one.blocks / one.warps  # every workgroup loads all keys, each warp a part of them
-        return rounds * (loading + one.warps / 4), WARPS.index(one.warps)
 
-    return sorted(fitting, key=cost)
+def cost(one: ByteAttentionDivision, units: int) -> float:
+    """Estimated instructions that a multiprocessor's quarter issues, and of a workgroup alone what it waits for."""
+    blocks = one.own
+    each = 230 * blocks + 300 + 8 * -(-one.columns // (16 * one.team)) * -(-one.keys // 32)  # of a warp
+    loading = (8 * one.keys * (one.depth + one.columns) // 16 + 2000) / (32 * one.warps)
+    ordered = 5 * one.keys if one.team == 1 else 5 * one.keys / one.team
+    resident = max(1, min(64 // one.warps, (224 << 10) // (one.shared + 1024), 2048 // (32 * one.warps)))
+    rounds = -(-one.groups // (units * resident))
+    share = -(-one.warps * min(resident, -(-one.groups // units)) // 4)
+    alone = 3 * (each + loading + 4 * one.keys) + 1500
+    return rounds * max(alone, share * (each + loading + ordered))
 
 
 def build(ctx: KernelContext) -> list[Launch]:
@@ -124,7 +140,7 @@ def _launch(ctx: KernelContext, one: ByteAttentionDivision) -> Launch:
     of_q, of_k, of_v = (z - 128 * (x.dtype is DType.UINT8) for z, x in zip(op.zero_points, views, strict=True))
     sums, values, keys = one.places
     constants: dict[str, int | str] = {
-        "WARPS": one.warps, "PARTS": one.parts, "HEADS": ctx.output.shape[1], "QUERIES": one.queries, "KEYS": one.keys,
+        "WARPS": one.warps, "TEAM": one.team, "PARTS": one.parts, "HEADS": ctx.output.shape[1], "QUERIES": one.queries, "KEYS": one.keys,
         "DEPTH": one.depth, "QUADS": one.columns // 4, "KEY_PITCH": one.key_pitch, "VALUE_PITCH": one.value_pitch,
         "ROW_PITCH": one.row_pitch, "SUMS_AT": sums, "VALUES_AT": values, "KEYS_AT": keys, "OF_Q": of_q, "OF_K": of_k,
         "OF_V": of_v, "SCALE": float_text(op.scale),

@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import numpy as np
+
 from litegpu.gpu.backends.cuda.kernels import mean, overlapped
 from litegpu.gpu.backends.cuda.passes.excite import averages
 from litegpu.gpu.graph import (
     RESULT,
+    Apply,
     Conv2D,
     DType,
     Expr,
     Graph,
     GraphBuilder,
+    Literal,
     MeanConv2D,
     Node,
     PointwiseConv2D,
@@ -30,6 +34,11 @@ from litegpu.gpu.view import View, padded
 
 #: Pixels of which there are so few tiles that adding up their parts costs little.
 MOST_PIXELS = 200
+#: How means are rounded that are none halfway between two whole numbers, as of an odd number of these.
+ROUNDED = apply("round", apply("small", RESULT))
+#: The largest sum of whole numbers whose mean is farther from such a half than two units of float32's last place, by
+#: which it may be off where a product is taken for the quotient.
+MOST_SUM = 1 << 21
 
 
 def join_means(graph: Graph, features: Features) -> Graph:
@@ -71,8 +80,8 @@ def _joined(graph: Graph, found: Mapping[int, tuple[Node, Node, int]]) -> tuple[
             _, before, parts = found[node.output]
             made[node.output] = _put(builder, before, node, parts, graph)
         elif node.inputs and node.inputs[0] in made:
-            mean_of, _, parts = found[node.inputs[0]]
-            op = node.op if parts == 1 else PointwiseConv2D(_of_sum(mean_of, graph), parts=parts)
+            mean_of, before, parts = found[node.inputs[0]]
+            op = node.op if parts == 1 else PointwiseConv2D(_of_sum(mean_of, before, graph), parts=parts)
             inputs = (made[node.inputs[0]], *node.inputs[1:])
             builder.nodes.append(Node(op, inputs, node.output, node.epilogue, node.operands, node.sources))
         elif node.output not in gone:
@@ -112,17 +121,30 @@ def _parts(node: Node, graph: Graph, producer: dict[int, Node], features: Featur
 
 def _put(builder: GraphBuilder, node: Node, mean_of: Node, parts: int, graph: Graph) -> int:
     """What all of its pixels are summed up in is finished there, once; of parts, who adds them up finishes it."""
-    behind = _of_sum(mean_of, graph)
+    behind = _of_sum(mean_of, node, graph)
     op = MeanConv2D(parts, node.epilogue, behind != RESULT)
     out = builder.value((1, 1, parts, graph.values[node.output].shape[3]), DType.FLOAT32)
     inputs, sources = [*node.inputs, *node.operands], sources_of(node, mean_of)
     return builder.node(op, inputs, out, behind if parts == 1 else RESULT, sources=sources)
 
 
-def _of_sum(mean_of: Node, graph: Graph) -> Expr:
-    """The mean's epilogue as one of the sum, which is divided as the mean's own kernel does it: where whole numbers are
-    averaged and rounded, that is the same in any order. Without an epilogue, the mean is added up as it is."""
+def _of_sum(mean_of: Node, before: Node, graph: Graph) -> Expr:
+    """The mean's epilogue as one of the sum of what the node before gives, which is divided as the mean's own kernel
+    does it: where whole numbers are averaged and rounded, that is the same in any order. Without an epilogue, the mean
+    is added up as it is."""
     if mean_of.epilogue == RESULT:
         return RESULT
     pixels = math.prod(graph.values[mean_of.inputs[0]].shape[1:3])
+    if mean_of.epilogue == ROUNDED and pixels % 2 and pixels * _largest(before.epilogue) <= MOST_SUM:
+        return substitute(ROUNDED, {0: apply("mul", RESULT, float(np.float32(1 / pixels)))})
     return substitute(mean_of.epilogue, {0: apply("div", RESULT, pixels)})
+
+
+def _largest(expr: Expr) -> float:
+    """How large whole numbers are, at most, if an expression gives such and says so."""
+    match expr:
+        case Apply("min", (Apply("max", (Apply("round"), Literal(low))), Literal(high))) if (
+            float(low).is_integer() and float(high).is_integer()
+        ):
+            return max(abs(low), abs(high))
+    return math.inf
