@@ -10,10 +10,12 @@ from first_output import first_output
 from litegpu.gpu.backends.cuda import native
 from litegpu.gpu.backends.cuda.kernels import mean, overlapped
 from litegpu.gpu.backends.cuda.kernels.tile import WorkgroupTile
+from litegpu.gpu.backends.cuda.passes import mean as passes
 from litegpu.gpu.build import build_program
 from litegpu.gpu.evaluate import evaluate_graph
 from litegpu.gpu.graph import (
     RESULT,
+    Apply,
     Arg,
     Concat,
     Conv2D,
@@ -22,10 +24,12 @@ from litegpu.gpu.graph import (
     Graph,
     GraphBuilder,
     MeanConv2D,
+    PointwiseConv2D,
     Pool2D,
     Reduce,
     Reshape,
     apply,
+    walk,
 )
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.passes import optimise
@@ -84,16 +88,18 @@ def network(
     return builder.graph([x], ends), [rng.standard_normal((batch, side, side, inputs)).astype(np.float32)]
 
 
-def quantized(side: int, inputs: int, outputs: int, classes: int, *, pooled=False, each=True) -> tuple[Graph, list]:
-    """The same of whole numbers: what the layers and the mean give is rounded to 0 to 255, with a scale for `each`
-    channel or for all."""
+def quantized(
+    side: int, inputs: int, outputs: int, classes: int, *, pooled=False, each=True, halves=True, most=255.0
+) -> tuple[Graph, list]:
+    """The same of whole numbers: what the layers and the mean give is rounded to 0 to 255, or `most`, with a scale for
+    `each` channel or for all. `halves`: the mean is as if it could be halfway between two."""
     rng, builder = np.random.default_rng(1), GraphBuilder()
 
     def floats(*shape: int) -> int:
         return builder.value(shape, DType.FLOAT32)
 
     def within(expr):
-        return apply("min", apply("max", expr, 0.0), 255.0)
+        return apply("min", apply("max", expr, 0.0), most)
 
     def layer(x: int, shape: tuple[int, ...], depth: int) -> int:
         weights = builder.constant(rng.integers(-127, 128, (shape[3], 1, 1, depth)).astype(np.float32))
@@ -107,7 +113,7 @@ def quantized(side: int, inputs: int, outputs: int, classes: int, *, pooled=Fals
     x = floats(1, side, side, inputs)
     wide = layer(layer(x, (1, side, side, inputs), inputs), (1, side, side, outputs), inputs)
     op = Pool2D("average", (side, side), (1, 1)) if pooled else Reduce("mean", (1, 2))
-    rounded = within(apply("floor", apply("add", RESULT, 0.5)))
+    rounded = within(apply("floor", apply("add", RESULT, 0.5))) if halves else passes.ROUNDED
     found = builder.node(op, [wide], floats(1, 1, 1, outputs), rounded)
     last = layer(found, (1, 1, 1, classes), outputs)
     return builder.graph([x], [last]), [rng.integers(0, 256, (1, side, side, inputs)).astype(np.float32)]
@@ -153,11 +159,12 @@ def test_activations(device, act) -> None:
 @pytest.mark.parametrize("name", ["16x16x256", "64x32x64"])
 @pytest.mark.parametrize("side, pooled, each", [(6, True, True), (6, False, False), (3, True, False), (7, False, True)])
 def test_rounded(device, monkeypatch, name: str, side: int, pooled: bool, each: bool) -> None:
-    """What the kernels give one by one, to the last bit: averages of 36 numbers have halves to round."""
+    """What the kernels give one by one, to the last bit: averages of 36 numbers have halves to round, those of an odd
+    number none."""
     if device.features.capability != 90:
         pytest.skip("only where kernels overlap")
     monkeypatch.setattr(mean, "ranked", lambda *_: [TILES[name]])
-    graph, inputs = quantized(side, 136, 100, 40, pooled=pooled, each=each)
+    graph, inputs = quantized(side, 136, 100, 40, pooled=pooled, each=each, halves=side % 2 == 0)
     results = []
     for joined in (True, False):
         if not joined:
@@ -168,6 +175,25 @@ def test_rounded(device, monkeypatch, name: str, side: int, pooled: bool, each: 
     np.testing.assert_array_equal(results[0], results[1])
     assert len(np.unique(results[0])) > 10
     np.testing.assert_allclose(results[0], evaluate_graph(graph, inputs)[0], atol=1)
+
+
+@pytest.mark.parametrize(
+    "side, most, halves, expected",
+    [(7, 255.0, False, "mul"), (6, 255.0, False, "div"), (7, 255.0, True, "div"), (7, 2.0**16, False, "div")],
+)
+def test_means_are_products_where_none_is_a_half(side: int, most: float, halves: bool, expected: str) -> None:
+    graph = passes.join_means(quantized(side, 136, 100, 40, halves=halves, most=most)[0], CUDA)
+    exprs = [n.op.prologue if isinstance(n.op, PointwiseConv2D) else n.epilogue for n in graph.nodes[1:]]
+    found = {e.fn for expr in exprs for e in walk(expr) if isinstance(e, Apply) and RESULT in e.args}
+    assert any(isinstance(n.op, MeanConv2D) for n in graph.nodes) and found & {"mul", "div"} == {expected}
+
+
+@pytest.mark.parametrize("pixels", [9, 49, 125, 199])
+def test_every_sum_of_an_odd_number(pixels: int) -> None:
+    largest = passes.MOST_SUM // pixels
+    sums = np.arange(pixels * (largest - 300), pixels * largest + 1).astype(np.float32)
+    want = np.rint(sums.astype(np.float64) / pixels)
+    np.testing.assert_array_equal(np.rint(sums * np.float32(1 / pixels)), want)
 
 
 @pytest.mark.cuda
