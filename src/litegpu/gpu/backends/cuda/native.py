@@ -56,6 +56,7 @@ from litegpu.gpu.backends.cuda.passes.row_norm import join_row_norms
 from litegpu.gpu.backends.cuda.passes.scaled import join_scaled
 from litegpu.gpu.backends.cuda.passes.separable import join_separable
 from litegpu.gpu.backends.cuda.passes.shuffles import join_shuffles
+from litegpu.gpu.backends.cuda.passes.strips import join_strips
 from litegpu.gpu.backends.cuda.passes.windows import join_windows
 from litegpu.gpu.backends.cuda.passes.zero_points import part_zero_points
 from litegpu.gpu.kernels.context import KernelContext, Launch, NativeKernel
@@ -145,7 +146,7 @@ class CudaNative:
     def join_bytes(self, graph: graph.Graph, features: Features) -> graph.Graph:
         if features.capability < LEAST_CAPABILITY:
             return graph
-        return join_byte_attention(join_byte_excitations(graph, features), features)
+        return join_strips(join_byte_attention(join_byte_excitations(graph, features), features))
 
     def joins_moments(self, features: Features) -> bool:
         return features.capability >= LEAST_CAPABILITY
