@@ -1,5 +1,5 @@
 """What 8-bit networks took in whole numbers and as floats (float16), in us of GPU time: (network, batch) -> both, of
-the same file, means of six graphs, on an H100 (those with squeeze-and-excite and text_encoder on an H200). With names
+the same file, means of six graphs, on an H100 (those with squeeze-and-excite, and transformers, on an H200). With names
 of the zoo, its quantized network. What `auto` takes is fitted to these."""
 
 from __future__ import annotations
@@ -52,5 +52,12 @@ MEASURED: dict[tuple[str, int], tuple[float, float]] = {
     ("resnet50", 1): (128.9, 154.7),
     ("shufflenet_v2", 1): (117.8, 98.4),
     ("squeezenet", 1): (47.2, 46.7),
-    ("text_encoder", 1): (245.2, 189.8),
+    ("mixer_s16", 1): (159.5, 183.5),
+    ("swin_tiny", 1): (307.7, 383.1),
+    ("text_encoder", 1): (123.8, 150.3),
+    ("text_encoder", 4): (211.3, 254.7),
+    ("text_encoder", 64): (1281.7, 1353.2),
+    ("vit_tiny", 1): (222.9, 236.4),
+    ("vit_tiny", 4): (280.4, 348.6),
+    ("vit_tiny", 64): (968.5, 1411.1),
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -17,6 +19,7 @@ from litegpu.gpu.graph import (
     Elementwise,
     Graph,
     GraphBuilder,
+    IntegerConv2D,
     Literal,
     MatMul,
     Pad,
@@ -24,6 +27,7 @@ from litegpu.gpu.graph import (
     Reshape,
     Transpose,
     apply,
+    whole,
 )
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.passes import optimise
@@ -283,3 +287,49 @@ def test_what_follows_heads_that_are_joined_belongs_to_their_product() -> None:
 @pytest.mark.parametrize("graph", [heads_joined(6), heads_joined(read=True)], ids=["parts of quads", "read twice"])
 def test_what_follows_heads_that_are_copied_stays(graph: Graph) -> None:
     assert [type(n.op) for n in raise_elementwise(graph).nodes] == [MatMul, Copy, Elementwise, Conv2D]
+
+
+def of_bytes(kept: DType = DType.INT8) -> Graph:
+    """A layer of bytes whose results are reshaped, scaled, and added to others, which come in the new shape."""
+    b = GraphBuilder()
+    x, y, other = (b.value(s, DType.INT8) for s in ((1, 4, 6, 8), (1, 4, 6, 16), (1, 1, 24, 16)))
+    weights = b.constant(RNG.integers(-9, 9, (16, 1, 1, 8)).astype(np.int8), narrow=True)
+    byte = apply("min", apply("max", apply("shift_right", RESULT, whole(4)), whole(-128)), whole(127))
+    b.node(IntegerConv2D(zero_point=3), [x, weights], y, byte)
+    moved, scaled, added = b.value((1, 1, 24, 16), DType.INT8), b.value((1, 1, 24, 16), kept), value(b, 1, 1, 24, 16)
+    b.node(Copy((Reshape((1, 4, 6, 16), (1, 1, 24, 16)),)), [y], moved)
+    half = apply("shift_right", apply("add", apply("mul", Arg(0), Arg(1)), whole(32)), whole(6))
+    b.node(Elementwise(), (), scaled, apply("min", apply("max", half, whole(-128)), whole(127)), [moved, b.constant(50)])
+    b.node(Elementwise(), (), added, apply("to_float32", apply("add", Arg(0), Arg(1))), [scaled, other])
+    return b.graph([x, other], [added])
+
+
+def test_functions_of_bytes_pass_what_moves_them() -> None:
+    graph = of_bytes()
+    for node in graph.nodes[2:3]:
+        alone = dataclasses.replace(graph, nodes=graph.nodes[:3], outputs=(node.output,), inputs=graph.inputs[:1])
+        raised = raise_elementwise(alone)
+        assert [type(n.op) for n in raised.nodes] == [IntegerConv2D, Elementwise, Copy]
+        assert raised.values[raised.nodes[1].output].dtype is DType.INT8
+    inputs = [RNG.integers(-128, 128, graph.values[v].shape).astype(np.int8) for v in graph.inputs]
+    for made in (raise_elementwise(graph), optimise(graph, Features())):
+        np.testing.assert_array_equal(evaluate_graph(made, inputs)[0], evaluate_graph(graph, inputs)[0])
+
+
+def test_a_residual_of_bytes_in_another_shape_is_in_the_epilogue_of_the_layer() -> None:
+    graph = of_bytes()
+    last = dataclasses.replace(graph.values[graph.outputs[0]], dtype=DType.INT8)
+    added = dataclasses.replace(graph.nodes[-1], epilogue=apply("min", apply("max", ADD, whole(-128)), whole(127)))
+    graph = dataclasses.replace(
+        graph, values={**graph.values, last.id: last}, nodes=(*graph.nodes[:-1], added)
+    )
+    made = optimise(graph, Features())
+    assert [type(n.op) for n in made.nodes if not isinstance(n.op, Copy)] == [IntegerConv2D]
+    inputs = [RNG.integers(-128, 128, graph.values[v].shape).astype(np.int8) for v in graph.inputs]
+    np.testing.assert_array_equal(evaluate_graph(made, inputs)[0], evaluate_graph(graph, inputs)[0])
+
+
+def test_functions_from_bytes_to_other_types_stay_behind_what_moves_them() -> None:
+    graph = of_bytes(DType.INT32)
+    raised = raise_elementwise(dataclasses.replace(graph, nodes=graph.nodes[:3], outputs=(graph.nodes[2].output,)))
+    assert [type(n.op) for n in raised.nodes] == [IntegerConv2D, Copy, Elementwise]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import weakref
 from collections.abc import Callable
@@ -107,11 +108,13 @@ def _cost_of_bytes(features: Features, partition: Partition) -> tuple[float, str
         reason = "products in groups, with which whole numbers are estimated to be slower here"
         return by_language, f"node {grouped.index} ({grouped.name}) has {reason}"
     old = next((o for o in partition.nodes if _has_zero_points(partition.subgraph, o)), None)
-    work = _work(partition, old is not None)
+    attentions = _attentions(partition, own.keys_of_bytes(features))
+    work = dataclasses.replace(_work(partition, old is not None), attentions=len(attentions))
     if not own.multiplies_bytes(features, work):
         zero = f" and weights with zero points of their own in node {old.index} ({old.name})" if old is not None else ""
         return by_language, f"with {_of_each(work)}{zero}, whole numbers are estimated to be slower here"
-    share = _products(partition, lambda o: _by_language(partition.subgraph, o)) / max(work.products, 1.0)
+    slow = {o.index for o in partition.nodes if _by_language(partition.subgraph, o)} - attentions
+    share = _products(partition, lambda o: o.index in slow) / max(work.products, 1.0)
     return share * by_language + (1 - share) * _BYTES_TENSOR, ""
 
 
@@ -121,6 +124,19 @@ def _work(partition: Partition, zero_points: bool) -> native.ByteWork:
     sizes = [(o.name, math.prod(tensors[t].shape)) for o in nodes for t in o.outputs if t >= 0]
     elements, tables = sum(n for _, n in sizes), sum(n for name, n in sizes if name in _BY_TABLES)
     return native.ByteWork(_products(partition), elements, tables, len(nodes), _batch(partition), zero_points)
+
+
+def _attentions(partition: Partition, most_keys: int) -> set[int]:
+    """The numbers of nodes that are products on either side of a softmax, of at most so many keys."""
+    tensors = partition.subgraph.tensors
+    logits = {tensors[o.inputs[0]].shape for o in partition.nodes if o.name == "SOFTMAX"}
+    found: set[int] = set()
+    for operator in partition.nodes:
+        if operator.name == "BATCH_MATMUL":
+            shapes = [tensors[t].shape for t in (operator.inputs[0], operator.outputs[0])]
+            if any(shape in logits and shape[-1] <= most_keys for shape in shapes):
+                found.add(operator.index)
+    return found
 
 
 def _swishes(partition: Partition) -> set[int]:

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class ByteWork:
     """What a model in whole numbers computes: multiplications, elements, how many of them by tables, operators, rows of
-    a batch; and whether some weights have zero points of their own."""
+    a batch; whether some weights have zero points of their own, and how many products are of attentions that one kernel
+    computes."""
 
     products: float
     elements: int
@@ -23,6 +24,7 @@ class ByteWork:
     operators: int
     batch: int
     zero_points: bool = False
+    attentions: int = 0
 
 
 class Native(Protocol):
@@ -43,6 +45,9 @@ class Native(Protocol):
     def attention_pays(self, depth: int, columns: int, keys: int, features: Features, half: bool) -> bool | None:
         """Whether one kernel computes an attention faster than separate products do, of queries of `depth` numbers,
         values of `columns` and so many keys; None where the common rule holds."""
+
+    def keys_of_bytes(self, features: Features) -> int:
+        """Keys up to which one kernel computes an attention of bytes; 0 if none does."""
 
     def joins_moments(self, features: Features) -> bool:
         """Whether there is a kernel for JoinedMoments."""

@@ -148,6 +148,9 @@ class CudaNative:
             return graph
         return join_strips(join_byte_attention(join_byte_excitations(graph, features), features))
 
+    def keys_of_bytes(self, features: Features) -> int:
+        return byte_attention.MOST_KEYS if features.capability >= LEAST_CAPABILITY else 0
+
     def joins_moments(self, features: Features) -> bool:
         return features.capability >= LEAST_CAPABILITY
 
@@ -158,6 +161,8 @@ class CudaNative:
     def multiplies_bytes(self, features: Features, work: ByteWork) -> bool:
         if features.capability < LEAST_CAPABILITY:
             return False
+        if work.attentions:  # whose kernels, and those of the norms beside them, save the more launches
+            return True
         some = work.products >= SOME_PRODUCTS * max(work.batch, 1) and work.tables <= FEW_TABLES * work.elements
         many = work.products >= MANY * work.elements
         if work.zero_points:

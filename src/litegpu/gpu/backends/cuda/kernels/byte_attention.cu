@@ -7,7 +7,7 @@
 // values.
 //
 // Constants from the host: WARPS (of a workgroup) TEAM PARTS (workgroups of a head) HEADS QUERIES KEYS; DEPTH (numbers of a query)
-// QUADS (of a value); KEY_PITCH VALUE_PITCH ROW_PITCH (words); SUMS_AT VALUES_AT KEYS_AT (bytes); OF_Q OF_K OF_V (what numbers are
+// QUADS (of a value); KEY_PITCH VALUE_PITCH ROW_PITCH (words); SUMS_AT VALUES_AT KEYS_AT ROWS_AT (bytes); OF_Q OF_K OF_V (what numbers are
 // less, as signed bytes); SCALE (of weights). Functions: QUERY_WORD and VALUE_WORD(batch, head, row, i), of four bytes; KEY_WORDS,
 // four of them; LOGITS_OF(batch, head, query, quad of keys, int4).
 constexpr unsigned THREADS = 32 * WARPS, PAIRS = (KEYS + 31) / 32, STEPS = (DEPTH + 31) / 32;
@@ -32,6 +32,13 @@ INLINE int of_neighbours(int x) {  // the sum of the four threads that share a r
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
+INLINE void meet(unsigned team) {  // all warps of the team
+  if (TEAM > 1)
+    team_sync(1 + team, 32 * TEAM);
+  else
+    __syncwarp();
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS) NAME(const float* __restrict__ table EPILOGUE_BUFFERS) {
   __shared__ Team teams[WARPS / TEAM];
   float* const known = (float*)shared;
@@ -41,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const float* __restri
   const unsigned position = blockIdx.x / PARTS, batch = position / HEADS, head = position % HEADS;
   const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, turn = lane % 4;
   const unsigned own = warp / TEAM, part = warp % TEAM;
-  const unsigned row0 = (blockIdx.x % PARTS * (WARPS / TEAM) + own) * 16 + group;  // and eight further on
+  const unsigned first = (blockIdx.x % PARTS * (WARPS / TEAM) + own) * 16, row0 = first + group;  // and eight further on
   Team& team = teams[own];
 #pragma unroll
   for (unsigned i = 0; i < TABLE; i += THREADS) {
@@ -96,13 +103,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const float* __restri
       for (unsigned w = 0; w < STEPS * 8; w++) sum = __dp4a((int)keys[place_of(key) * KEY_PITCH + w], ONES, sum);
       key_sums[key] = OF_Q * (OF_K * DEPTH - sum);
     }
+  if (OF_Q != 0) __syncthreads();
+  if (first >= QUERIES) return;
   int of_rows[2];
 #pragma unroll
   for (unsigned r = 0; r < 2; r++) {
     int sum = 0;
 #pragma unroll
     for (unsigned s = 0; s < STEPS; s++) sum = __dp4a((int)query[s][r], ONES, __dp4a((int)query[s][r + 2], ONES, sum));
-    of_rows[r] = OF_K == 0 ? 0 : -OF_K * of_neighbours(sum);
+    of_rows[r] = OF_K == 0 ? 0 : of_neighbours(-OF_K * sum);
   }
   int logits[2 * OWN][4] = {};
 #pragma unroll
@@ -112,7 +121,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const float* __restri
       const unsigned* const at = keys + ((part * OWN * 2 + n) * 8 + group) * KEY_PITCH + s * 8 + turn;
       multiply(logits[n], query[s], at[0], at[4]);
     }
-  if (OF_Q != 0) __syncthreads();  // for the sums
 
   int largest[2];
 #pragma unroll
@@ -142,29 +150,28 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const float* __restri
     largest[r] = larger(largest[r], __shfl_xor_sync(~0u, largest[r], 2));
     if (TEAM > 1 && turn == 0) team.largest[part][group + r * 8] = largest[r];
   }
-  __syncthreads();  // keys give way to floats
+  if (TEAM > 1) meet(own);
 
-  float* const rows = (float*)keys + own * 16 * ROW_PITCH;
+  float* const rows = (float*)(shared + ROWS_AT) + own * 16 * ROW_PITCH;
 #pragma unroll
   for (unsigned r = 0; r < 2; r++) {
 #pragma unroll
     for (unsigned other = 0; TEAM > 1 && other < TEAM; other++)
       largest[r] = larger(largest[r], team.largest[other][group + r * 8]);
+    const float* const of_largest = known + largest[r];
 #pragma unroll
     for (unsigned j = 0; j < OWN; j++) {
       int* const a = logits[2 * j] + 2 * r;
       int* const b = logits[2 * j + 1] + 2 * r;
-      const float4 exponentials{known[largest[r] - a[0]], known[largest[r] - a[1]], known[largest[r] - b[0]],
-                                known[largest[r] - b[1]]};
-      *(float4*)(rows + (group + r * 8) * ROW_PITCH + (part * OWN + j) * 16 + turn * 4) = exponentials;
+      const float4 exponentials{of_largest[-a[0]], of_largest[-a[1]], of_largest[-b[0]], of_largest[-b[1]]};
+      const unsigned key = (part * OWN + j) * 16 + turn * 4;
+      if (((TEAM - 1) * OWN + j) * 16 + 16 <= KEYS || key < KEYS)
+        *(float4*)(rows + (group + r * 8) * ROW_PITCH + key) = exponentials;
       a[0] = __float_as_int(exponentials.x), a[1] = __float_as_int(exponentials.y);
       b[0] = __float_as_int(exponentials.z), b[1] = __float_as_int(exponentials.w);
     }
   }
-  if (TEAM > 1)
-    __syncthreads();
-  else
-    __syncwarp();
+  meet(own);
   if (part == 0 && lane < 16) {
     float sum = 0.0f;
 #pragma unroll
@@ -174,10 +181,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const float* __restri
     }
     team.shares[lane] = 1.0f / (sum * SCALE);
   }
-  if (TEAM > 1)
-    __syncthreads();
-  else
-    __syncwarp();
+  meet(own);
 
   unsigned* const weight_rows = (unsigned*)rows;  // of all warps of the team, as wide as those of values
   unsigned weights[OWN + 1][2];
@@ -200,7 +204,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const float* __restri
     weights[OWN][r] = 0;
     if (TEAM > 1 && part == 0 && BLOCKS < 2 * PAIRS) weight_rows[(group + r * 8) * VALUE_PITCH + BLOCKS * 4 + turn] = 0;
   }
-  if (TEAM > 1) __syncthreads();
+  if (TEAM > 1) meet(own);
 
   int sums[2 * OWN_COLUMNS][4] = {}, weight_sums[2] = {};
 #pragma unroll

@@ -84,20 +84,21 @@ class ByteAttentionDivision:
 
     @property
     def row_pitch(self) -> int:
-        """Floats from query to query of what is added up in order."""
-        return 16 * self.own * self.team + 4
+        """Floats from query to query of what is added up in order, and weights take the place of: an odd number of
+        quads, for which no lanes wait."""
+        return max(4 * (-(-self.keys // 4) | 1), self.value_pitch)
 
     @property
-    def places(self) -> tuple[int, int, int]:
-        """Where keys' sums, values and the keys lie, which give way to floats and these to weights, in bytes."""
+    def places(self) -> tuple[int, int, int, int]:
+        """Where keys' sums, values, keys and rows of floats lie, which give way to weights, in bytes."""
         sums = 4 * TABLE
         values = sums + 64 * self.own * self.team
-        return sums, values, values + 64 * -(-self.columns // 16) * self.value_pitch
+        keys = values + 64 * -(-self.columns // 16) * self.value_pitch
+        return sums, values, keys, keys + 64 * self.own * self.team * self.key_pitch
 
     @property
     def shared(self) -> int:
-        keys, floats = 16 * self.own * self.team * self.key_pitch, self.rows * self.row_pitch
-        return self.places[2] + 4 * max(keys, floats)
+        return self.places[3] + 4 * self.rows * self.row_pitch
 
 
 def divisions(q: Shape, k: Shape, v: Shape, features: Features) -> list[ByteAttentionDivision]:
@@ -138,11 +139,11 @@ def _launch(ctx: KernelContext, one: ByteAttentionDivision) -> Launch:
     assert table is not None
     views = [ctx.views[v] for v in node.inputs[:3]]
     of_q, of_k, of_v = (z - 128 * (x.dtype is DType.UINT8) for z, x in zip(op.zero_points, views, strict=True))
-    sums, values, keys = one.places
+    sums, values, keys, rows = one.places
     constants: dict[str, int | str] = {
         "WARPS": one.warps, "TEAM": one.team, "PARTS": one.parts, "HEADS": ctx.output.shape[1], "QUERIES": one.queries, "KEYS": one.keys,
         "DEPTH": one.depth, "QUADS": one.columns // 4, "KEY_PITCH": one.key_pitch, "VALUE_PITCH": one.value_pitch,
-        "ROW_PITCH": one.row_pitch, "SUMS_AT": sums, "VALUES_AT": values, "KEYS_AT": keys, "OF_Q": of_q, "OF_K": of_k,
+        "ROW_PITCH": one.row_pitch, "SUMS_AT": sums, "VALUES_AT": values, "KEYS_AT": keys, "ROWS_AT": rows, "OF_Q": of_q, "OF_K": of_k,
         "OF_V": of_v, "SCALE": float_text(op.scale),
     }  # fmt: skip
     functions = [
@@ -151,7 +152,7 @@ def _launch(ctx: KernelContext, one: ByteAttentionDivision) -> Launch:
     ]
     functions.append(Traced(ctx, "logits_of", (u32, u32, u32, u32, i32x4), _logits(ctx, op)))
     return native_launch(
-        ctx, "byte_attention", ("device.cu", "byte_attention.cu"), constants,
+        ctx, "byte_attention", ("device.cu", "pipeline.cu", "byte_attention.cu"), constants,
         {"table": table.reshape(-1).astype(np.float32)}, label="attention", workgroup=(32 * one.warps, 1, 1),
         dispatch=(one.groups, 1, 1), shared_bytes=one.shared, variant=str(one), inner=functions,
     )  # fmt: skip

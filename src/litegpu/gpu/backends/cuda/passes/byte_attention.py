@@ -123,6 +123,9 @@ def _joined(builder: GraphBuilder, node: Node, inner: list[Node], features: Feat
         return None
     if limits is None or limits[0] < bounds[0] or limits[1] > bounds[1]:
         logits.expr = apply("min", apply("max", logits.expr, whole(bounds[0])), whole(bounds[1]))
+    match logits.expr:  # only differences count
+        case Apply("add", (quanta, Literal())):
+            logits.expr = quanta
     zero_points = first.zero_point, first.other_zero_point, last.other_zero_point
     op = IntegerAttention(logits.expr, softmax.op.scale, zero_points)
     inputs = (*product.inputs, node.inputs[1], softmax.inputs[1], *logits.operands)
