@@ -104,6 +104,8 @@ def test_the_numbers_stay(expr: Expr, low: float, high: float, mean: bool) -> No
     found = count_smallest(graph, halves)
     assert counted(found) == 2
     assert not any(e.fn == "round" for n in found.nodes for e in walk(n.epilogue) if isinstance(e, Apply))
+    if expr is SUM and not mean:  # the bias stays in front
+        assert [n.epilogue.args[0].args[0] == SUM for n in found.nodes[:2]] == [True, True]  # type: ignore[union-attr]
     want = evaluate_graph(graph, [given()])[0]
     assert len(np.unique(want)) > 6
     np.testing.assert_array_equal(evaluate_graph(in_halves(found, halves), [given()])[0], want)

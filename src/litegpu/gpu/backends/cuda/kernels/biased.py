@@ -1,12 +1,18 @@
-"""Epilogues that are an activation of a sum and its bias."""
+"""Epilogues that are an activation of a sum and its bias, and sums that begin with it."""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
 
 from litegpu.gpu.graph import RESULT, Apply, Arg, Expr, Graph, Node, arguments
+from litegpu.gpu.kernels.context import KernelContext
+
+#: Up to which floats hold every whole number; and quanta of 8 bits, or counts of 2**-24 as which they are stored
+#: (passes/counted.py), differ from zero by no more than that.
+_WHOLE, _LARGEST = 2.0**24, 255
 
 
 @dataclass(frozen=True)
@@ -53,3 +59,44 @@ def without_bias(expr: Expr) -> Expr:
         return made[id(e)]
 
     return visit(expr)
+
+
+def begun(expr: Expr) -> Expr | None:
+    """`expr` of a RESULT that its sum with Arg(1) is already in, or None where one of them stands apart."""
+    sums = Apply("add", (Arg(0), Arg(1))), Apply("add", (Arg(1), Arg(0)))
+    found = _replaced(_replaced(expr, sums[0], Arg(-1)), sums[1], Arg(-1))
+    return None if arguments(found) & {0, 1} else _replaced(found, Arg(-1), RESULT)
+
+
+def _replaced(expr: Expr, old: Expr, new: Expr) -> Expr:
+    if expr == old:
+        return new
+    return Apply(expr.fn, tuple(_replaced(a, old, new) for a in expr.args)) if isinstance(expr, Apply) else expr
+
+
+def with_begun_sums(ctx: KernelContext, weights: np.ndarray, channels: int) -> tuple[KernelContext, np.ndarray] | None:
+    """The context of a layer whose sums are whole numbers and begin with their bias, and the bias of so many channels:
+    one operation less behind the last product. None of others, whose results would be rounded otherwise. `weights`:
+    [outputs, those of an output]."""
+    node = ctx.node
+    bias = ctx.value(node.operands[0]).data if node.operands else None
+    expr = begun(node.epilogue)
+    if bias is None or expr is None or bias.dtype != np.float32 or bias.size not in (1, len(weights)):
+        return None
+    each = np.broadcast_to(bias.reshape(-1), len(weights))
+    if not _is_whole(weights) or not _are_exact(each, _LARGEST * np.abs(weights).sum(axis=1, dtype=np.float64)):
+        return None
+    padded = np.zeros(channels, np.float32)
+    padded[: len(weights)] += each  # which makes 0 of -0
+    return dataclasses.replace(ctx, node=dataclasses.replace(node, epilogue=expr)), padded
+
+
+def _are_exact(bias: np.ndarray, sums: np.ndarray) -> bool:
+    """Whether floats hold all that whole numbers up to these sums become on their way from a bias, or to it. Where
+    there are no products, nothing is added to it."""
+    bias, sums = np.abs(bias[sums > 0]).astype(np.float64), sums[sums > 0]
+    return any(_is_whole(bias * n) and bool(np.all(bias * n + sums <= _WHOLE)) for n in (1, _WHOLE))
+
+
+def _is_whole(numbers: np.ndarray) -> bool:
+    return bool(np.all(numbers == np.rint(numbers)))

@@ -12,7 +12,7 @@
 // WARPGROUPS; TILES_N; PIXELS QUADS (of the output); OUT_H OUT_W; H W (of the input, upsampled); UPSAMPLE_*, BORDER (border.cu); CHANNELS KERNEL_W TAPS; STRIDE_*, DILATION_*, PADDING_*;
 // OFFSET PITCH_B PITCH_Y PITCH_X PITCH_C (elements, of the input's view); DEPTH (of the packed weights); of bytes UNSIGNED
 // (the input) and PADDED (what is outside of it is not zero); AHEAD (what the epilogue reads comes before the products: each
-// thread stays with its quad, and stores a few); ACCESS, one of:
+// thread stays with its quad, and stores a few), then perhaps BEGUN (the sums begin with `bias`); ACCESS, one of:
 #define POINTS 0  // 1x1, and pixel p lies at p * PITCH_X: rows are copied as they are
 #define WINDOW 1  // copies of VECTOR channels of one tap each
 #define GATHER 2  // any layout or number of channels: element by element, through registers
@@ -26,6 +26,8 @@ typedef int Loaded;
 #else
 #ifdef MEANS
 #define MORE_BUFFERS , const float4* channelwise, float4* parts
+#elif BEGUN
+#define MORE_BUFFERS , const float4* bias
 #else
 #define MORE_BUFFERS
 #endif
@@ -208,6 +210,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, cons
   const int4 correction = corrections[real_quad];
 #endif
 #endif
+#if BEGUN
+  const Four begin = bias[real_quad];
+#else
+  const Four begin = {};
+#endif
   wait_for_predecessors();
   launch_dependents();
 #if defined PROLOGUE && HALF
@@ -310,7 +317,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, cons
   parts[blockIdx.x / TILES_N * QUADS + own_quad] = scaled;
 #endif
 #else
-  product.store([&](unsigned row, unsigned column, Four total, unsigned n) {
+  product.store<BEGUN>([&](unsigned row, unsigned column, Four total, unsigned n) {
     const unsigned pixel = pixel0 + row, quad = column0 / 4 + column;
 #if WHOLE
 #if !AHEAD
@@ -323,6 +330,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, cons
 #else
     if (pixel < PIXELS && quad < QUADS) STORE(pixel, quad, total);
 #endif
-  });
+  }, begin);
 #endif
 }

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from litegpu.gpu.backends.cuda.kernels import (
+    biased,
     columns,
     fetched,
     float_convolution,
@@ -296,11 +297,25 @@ def _depth(layer: Layer, tile: WorkgroupTile) -> int:
 def launch(ctx: KernelContext, layer: Layer, tile: WorkgroupTile, where: Where | None = None) -> Launch:
     """The convolution with the given tile."""
     made = settings(ctx, layer, tile)
+    constants, operands = made.constants, made.operands
+    begun = None
+    if _may_begin(made):
+        begun = biased.with_begun_sums(ctx, layer.weights.reshape(layer.shape[3], -1), -(-layer.shape[3] // 4) * 4)
+    if begun is not None:
+        (ctx, bias), constants = begun, constants | {"BEGUN": 1}
+        operands = {**operands, "bias": bias}
     return native_launch(
-        ctx, made.name, made.files, made.constants, made.operands, label=label_of(ctx), workgroup=(tile.threads, 1, 1),
+        ctx, made.name, made.files, constants, operands, label=label_of(ctx), workgroup=(tile.threads, 1, 1),
         dispatch=(made.groups, 1, 1), shared_bytes=made.shared_bytes, variant=str(tile), where=where,
-        rounds=layer.rounds, inner=fetched.functions_of(ctx, layer), ahead=bool(made.constants["AHEAD"]),
+        rounds=layer.rounds, inner=fetched.functions_of(ctx, layer), ahead=bool(constants["AHEAD"]),
     )  # fmt: skip
+
+
+def _may_begin(made: Settings) -> bool:
+    """Whether the kernel can begin its sums with what it loads ahead: floats that several warps add up, of no more
+    operands than the input and the weights."""
+    constants = made.constants
+    return bool(constants["AHEAD"]) and constants["WARPS_K"] != 1 and made.operands.keys() == {"x", "w"}
 
 
 def _loads_ahead(tile: WorkgroupTile) -> bool:
@@ -328,7 +343,7 @@ def settings(ctx: KernelContext, layer: Layer, tile: WorkgroupTile) -> Settings:
     source, load = layer.load
     constants: dict[str, int | str] = {
         **layer.constants(), "HALF": int(product.half), "SOURCE": source, "LOAD(value)": load, "VECTOR": layer.vector,
-        **tile.constants(), "AHEAD": int(_loads_ahead(tile)), "BK": _depth(layer, tile), "TILES_N": columns,
+        **tile.constants(), "AHEAD": int(_loads_ahead(tile)), "BEGUN": 0, "BK": _depth(layer, tile), "TILES_N": columns,
         "PIXELS": product.rows, "QUADS": -(-layer.shape[3] // 4), "DEPTH": weights.shape[1], "ACCESS": layer.access,
         **constants_of(layer, tile.shared_bytes(True) if layer.half else None, tile.depth),
         **row_norm.constants_of(layer.norm),

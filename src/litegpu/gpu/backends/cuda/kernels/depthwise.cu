@@ -2,14 +2,19 @@
 //
 // Constants from the host beside those: WC WX WY (threads of a workgroup: along chunks, then blocks of pixels), GROUPS_C
 // GROUPS_X GROUPS_Y (workgroups along these, then images); RESIDENT (workgroups of a multiprocessor, if all run at once: there
-// the compiler need not save registers, and leaves the loads together), else 0.
+// the compiler need not save registers, and leaves the loads together), else 0. With BEGUN the sums begin with `bias`.
 #if RESIDENT
 #define BOUNDS __launch_bounds__(WC * WX * WY, RESIDENT)
 #else
 #define BOUNDS __launch_bounds__(WC * WX * WY)
 #endif
+#if BEGUN
+#define BIAS_BUFFER , const float4* bias
+#else
+#define BIAS_BUFFER
+#endif
 extern "C" __global__ void BOUNDS
-NAME(const SOURCE* x, const float4* w EPILOGUE_BUFFERS) {
+NAME(const SOURCE* x, const float4* w BIAS_BUFFER EPILOGUE_BUFFERS) {
   const unsigned thread = threadIdx.x, group = blockIdx.x;
   const unsigned chunk = group % GROUPS_C * WC + thread % WC;
   const unsigned ox0 = (group / GROUPS_C % GROUPS_X * WX + thread / WC % WX) * TX;
@@ -18,6 +23,17 @@ NAME(const SOURCE* x, const float4* w EPILOGUE_BUFFERS) {
   if (chunk >= CHUNKS || ox0 >= OUT_W || oy0 >= OUT_H) return;
 
   float sums[TY][TX][LANES] = {};
+#if BEGUN
+#pragma unroll
+  for (unsigned q = 0; q < LANES / 4; q++) {
+    const float4 own = bias[chunk * (LANES / 4) + q];
+#pragma unroll
+    for (unsigned p = 0; p < TY * TX; p++) {
+      float* const sum = sums[p / TX][p % TX] + 4 * q;
+      sum[0] = own.x, sum[1] = own.y, sum[2] = own.z, sum[3] = own.w;
+    }
+  }
+#endif
   STORE_CONSTANTS_TYPE constants[LANES / 4];
 #pragma unroll
   for (unsigned q = 0; q < LANES / 4; q++) constants[q] = STORE_CONSTANTS((chunk * (LANES / 4) + q));

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from litegpu.gpu.backends.cuda.kernels import byte_depthwise, long_depthwise, overlapped, runs
+from litegpu.gpu.backends.cuda.kernels import biased, byte_depthwise, long_depthwise, overlapped, runs
 from litegpu.gpu.backends.cuda.kernels.depthwise_block import (
     DepthwiseBlock,
     chunks_of,
@@ -117,9 +117,16 @@ def ranked(layer: Layer, units: int) -> list[DepthwiseBlock]:
 def launch(ctx: KernelContext, layer: Layer, block: DepthwiseBlock) -> Launch:
     """The convolution with the given block."""
     operands: Operands = {"x": layer.source, "w": packed(layer)}
+    begun = biased.with_begun_sums(
+        ctx, layer.weights.reshape(-1, layer.shape[3]).T, chunks_of(layer, block.lanes) * block.lanes
+    )
+    if begun is not None:
+        ctx, operands["bias"] = begun
     groups, units = math.prod(block.groups(layer)), ctx.features.compute_units or USUAL_UNITS
     resident = -(-groups // units)
-    constants = constants_of(layer, block) | {"RESIDENT": resident if resident * block.threads <= MOST_RESIDENT else 0}
+    constants = constants_of(layer, block) | {
+        "RESIDENT": resident if resident * block.threads <= MOST_RESIDENT else 0, "BEGUN": int(begun is not None),
+    }  # fmt: skip
     return native_launch(
         ctx, "blocked_depthwise", FILES, constants, operands, label="depthwise_conv_2d",
         workgroup=(block.threads, 1, 1), dispatch=(groups, 1, 1), variant=str(block), ahead=True,

@@ -218,8 +218,8 @@ struct Product {
   static __device__ __forceinline__ unsigned row_of(unsigned n) { return (threadIdx.x + n * THREADS) / QUADS_ACROSS; }
 
   // Hands out the sums as store(row, quad of columns, Four, n). They go through shared memory, over what is there, so
-  // that threads next to each other have columns next to each other.
-  template <class Store> __device__ __forceinline__ void store(Store store) {
+  // that threads next to each other have columns next to each other. Those that are `begun` begin with `bias`.
+  template <bool begun = false, class Store> __device__ __forceinline__ void store(Store store, Four bias = {}) {
     copies_wait<0>();
     __syncthreads();
     Sum* const totals = (Sum*)shared;
@@ -250,6 +250,7 @@ struct Product {
       if (ITEMS % THREADS && threadIdx.x + n * THREADS >= ITEMS) break;
       const unsigned row = row_of(n), quad = (SAME ? threadIdx.x : threadIdx.x + n * THREADS) % QUADS_ACROSS;
       Four total = *(const Four*)(totals + row * PITCH + quad * 4);
+      if (begun) total = Four{bias.x + total.x, bias.y + total.y, bias.z + total.z, bias.w + total.w};
 #pragma unroll
       for (unsigned g = 1; g < WARPS_K; g++) {
         const Four part = *(const Four*)(totals + (g * BM + row) * PITCH + quad * 4);

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from litegpu.gpu.backends.cuda.kernels import biased
 from litegpu.gpu.backends.cuda.kernels.layer import NARROW, Layer, ToldNorm
 from litegpu.gpu.backends.cuda.printer import print_cuda_function
-from litegpu.gpu.graph import RESULT, Apply, Arg, DType, Expr, IntegerConv2D, Literal, arguments, tables
+from litegpu.gpu.graph import Apply, Arg, DType, Expr, IntegerConv2D, Literal, arguments, tables
 from litegpu.gpu.kernels.access import Operands, byte_bounds, open_table, pack, pixel_pitch
 from litegpu.gpu.kernels.context import KernelContext
 from litegpu.gpu.kernels.expression import Argument, evaluate, unlimited
@@ -126,21 +127,8 @@ def _without_bias(ctx: KernelContext) -> tuple[Expr, np.ndarray]:
     bias = ctx.value(node.operands[0]).data if node.operands else None
     if bias is None or bias.dtype != np.int32:
         return node.epilogue, np.zeros(1, np.int32)
-    begun = _begun(node.epilogue)
-    if arguments(begun) & {0, 1}:
-        return node.epilogue, np.zeros(1, np.int32)
-    return _replaced(begun, Arg(-1), RESULT), bias
-
-
-def _begun(expr: Expr) -> Expr:
-    sums = Apply("add", (Arg(0), Arg(1))), Apply("add", (Arg(1), Arg(0)))
-    return _replaced(_replaced(expr, sums[0], Arg(-1)), sums[1], Arg(-1))
-
-
-def _replaced(expr: Expr, old: Expr, new: Expr) -> Expr:
-    if expr == old:
-        return new
-    return Apply(expr.fn, tuple(_replaced(a, old, new) for a in expr.args)) if isinstance(expr, Apply) else expr
+    begun = biased.begun(node.epilogue)
+    return (node.epilogue, np.zeros(1, np.int32)) if begun is None else (begun, bias)
 
 
 def _made(ctx: KernelContext, run: int, expr: Expr, first: np.ndarray, told: ToldNorm | None = None) -> RunEpilogue:

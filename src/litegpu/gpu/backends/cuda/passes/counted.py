@@ -112,6 +112,7 @@ class _Scaled:
 
     def __init__(self, builder: GraphBuilder, unit: float, operands: Sequence[int]) -> None:
         self.builder, self.unit, self.operands = builder, unit, list(operands)
+        self._first = list(range(1, len(operands) + 1))  # of which operand each is a multiple
         self._units: dict[Expr, frozenset[float]] = {}
         self._made: dict[tuple[Expr, float], Expr | None] = {}
 
@@ -123,8 +124,8 @@ class _Scaled:
         return self._made[key]
 
     def finished(self, expr: Expr) -> tuple[Expr, tuple[int, ...]]:
-        """A multiple, and the operands that it has."""
-        used = sorted(arguments(expr) - {0})
+        """A multiple, and the operands that it has, in the order in which they were."""
+        used = sorted(arguments(expr) - {0}, key=lambda i: (self._first[i - 1], i))
         places: dict[int, Expr] = {old: Arg(new) for new, old in enumerate((0, *used))}
         return substitute(expr, places), tuple(self.operands[i - 1] for i in used)
 
@@ -175,6 +176,7 @@ class _Scaled:
         if multiple is None:
             return None
         self.operands.append(self.builder.constant(multiple))
+        self._first.append(i)
         return Arg(len(self.operands))
 
 
