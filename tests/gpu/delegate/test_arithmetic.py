@@ -56,6 +56,9 @@ class Own:
     def __init__(self, of_bytes: bool) -> None:
         self.of_bytes = of_bytes
 
+    def keys_of_bytes(self, features: Features) -> int:
+        return 0
+
     def multiplies_bytes(self, features: Features, work: native.ByteWork) -> bool:
         assert dataclasses.replace(work, zero_points=False) == native.ByteWork(2 * 4096, 2, 0, 1, 1)
         return self.of_bytes and not work.zero_points

@@ -18,12 +18,15 @@ from litegpu.gpu.graph import (
     Expr,
     Graph,
     GraphBuilder,
+    IntegerConv2D,
     MatMul,
     Pool2D,
+    Reduce,
     Reshape,
     Slice,
     Transpose,
     apply,
+    whole,
 )
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.passes.siblings import join_siblings
@@ -107,3 +110,56 @@ def test_what_stays_apart() -> None:
     graph = b.graph([x], [output, whole, *(b.pooled(v) for v in (*apart, b.conv(x, 8)))])
     assert joined(graph) is not None and len(convolutions(join_siblings(graph))) == 6
     assert not any(isinstance(n.op, Copy) and isinstance(n.op.steps[0], Slice) for n in join_siblings(graph).nodes)
+
+
+class ByteLayers(GraphBuilder):
+    """Layers of bytes with a bias, a factor for each channel, and limits that are those of bytes, or others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rng = np.random.default_rng(0)
+        self.x = self.value((1, 3, 4, 24), DType.INT8)
+
+    def layer(
+        self, zero: int, outputs: int = 16, low: int = -128, input_zero: int = 3, kind: DType = DType.INT8
+    ) -> int:
+        weights = self.constant(self.rng.integers(-127, 128, (outputs, 1, 1, 24)).astype(np.int8), narrow=True)
+        bias = self.constant(self.rng.integers(-500, 500, outputs).astype(np.int32))
+        scale = self.constant(self.rng.uniform(0.001, 0.002, outputs).astype(np.float32))
+        number = apply("small", apply("mul", apply("to_float32", apply("add", RESULT, Arg(1))), Arg(2)))
+        high = low + 255
+        kept = apply("nearest", apply("min", apply("max", number, float(low - zero)), float(high - zero)))
+        y = self.value((1, 3, 4, outputs), kind)
+        return self.node(
+            IntegerConv2D(zero_point=input_zero), [self.x, weights], y, apply("add", kept, whole(zero)), [bias, scale]
+        )
+
+
+def test_layers_of_bytes_with_zero_points_of_their_own() -> None:
+    b = ByteLayers()
+    outputs = [b.layer(zero) for zero in (7, -20, 7)]
+    graph = b.graph([b.x], [_read(b, v) for v in outputs])
+    joined = join_siblings(graph)
+    (layer,) = (node for node in joined.nodes if isinstance(node.op, IntegerConv2D))
+    assert joined.values[layer.output].shape == (1, 3, 4, 48) and joined.values[layer.output].dtype is DType.INT8
+    assert joined.values[layer.inputs[1]].dtype is DType.INT8
+    data = [np.random.default_rng(1).integers(-128, 128, (1, 3, 4, 24)).astype(np.int8)]
+    for got, want in zip(evaluate_graph(joined, data), evaluate_graph(graph, data), strict=True):
+        assert len(np.unique(want)) > 30
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("changed", [
+    {"outputs": 24}, {"low": 0}, {"input_zero": 4}, {"kind": DType.UINT8, "low": 0},
+], ids=str)  # fmt: skip
+def test_layers_of_bytes_that_stay_apart(changed: dict) -> None:
+    """Of another width, with other limits, of other numbers, or of another type."""
+    b = ByteLayers()
+    graph = b.graph([b.x], [_read(b, b.layer(5)), _read(b, b.layer(-3, **changed))])
+    assert sum(isinstance(node.op, IntegerConv2D) for node in join_siblings(graph).nodes) == 2
+
+
+def _read(b: GraphBuilder, v: int) -> int:
+    """A sum of the value, so that the value itself is no output."""
+    shape = b.values[v].shape
+    return b.node(Reduce("max", (1,)), [v], b.value((shape[0], 1, *shape[2:]), DType.INT32))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from litegpu.gpu.graph import Apply, Arg, DType, Expr, Literal
+from litegpu.gpu.graph import Apply, Arg, DType, Expr, Literal, whole
 from litegpu.gpu.kernels.fixed_point import fixed_mul, fixed_mul_once, one_over_root
 from litegpu.gpu.kernels.polynomial import polynomial
 from litegpu.gpu.kernels.rough_math import is_smooth, shortcut
@@ -113,6 +113,8 @@ def unlimited(expr: Expr, lowest: int, highest: int) -> Expr:
             match _rounded_within(x, zero):
                 case (Apply("small") as inside, a, b) if a + zero <= lowest and b + zero >= highest:
                     return Apply("add", (Apply("nearest", (inside,)), Literal(int(zero), DType.INT32)))
+        case Apply("min", (Apply("max", (Apply("add", (Apply("nearest", (Apply("small"),)), Arg())) as x, low)), high)):
+            return x if (low, high) == (whole(lowest), whole(highest)) else expr
         case Apply("add", (limited, Literal(zero) as shift)):
             match limited:
                 case Apply(

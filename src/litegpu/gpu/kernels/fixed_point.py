@@ -27,7 +27,7 @@ def fixed_mul(k: Kernel, x: TracedValue, multiplier: TracedValue | int, shift: T
 
 
 def _high_product(k: Kernel, x: TracedValue, multiplier: TracedValue | int) -> TracedValue:
-    if multiplier == 1 << 30:
+    if isinstance(multiplier, int) and multiplier == 1 << 30:
         return (x >> 1) + (x & 1)
     return k.high_product(x, multiplier)
 

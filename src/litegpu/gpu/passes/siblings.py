@@ -10,6 +10,7 @@ import numpy as np
 
 from litegpu.gpu.graph import (
     RESULT,
+    Apply,
     Arg,
     Concat,
     Conv2D,
@@ -18,11 +19,16 @@ from litegpu.gpu.graph import (
     Expr,
     Graph,
     GraphBuilder,
+    IntegerConv2D,
+    Literal,
     Node,
     Slice,
+    Value,
     apply,
     sources_of,
+    whole,
 )
+from litegpu.gpu.kernels.access import byte_bounds
 from litegpu.gpu.passes.by_channel import GROUP, constants_of, line_of
 from litegpu.gpu.passes.movement import join_copies
 
@@ -40,7 +46,7 @@ def join_siblings(graph: Graph) -> Graph:
         )
 
     for node in graph.nodes:
-        part = _part(node, graph, producer) if isinstance(node.op, Conv2D) and not has_a_place(node.output) else None
+        part = None if has_a_place(node.output) else _part(node, graph, producer)
         if part is not None:
             parts.setdefault(part.key, []).append(part)
     families = {found[0].node.output: found for found in parts.values() if len(found) > 1}
@@ -64,29 +70,57 @@ class _Part:
     weights: np.ndarray
     epilogue: Expr
     operands: tuple[np.ndarray, ...]  # one number for each channel
-    key: Hashable  # the same for those that can be joined
+    key: Hashable = None  # the same for those that can be joined
 
 
 def _part(node: Node, graph: Graph, producer: Mapping[int, Node]) -> _Part | None:
     values = graph.values
-    if not isinstance(node.op, Conv2D) or node.op.groups != 1 or node.op.zero_point is not None:
+    if not isinstance(node.op, (Conv2D, IntegerConv2D)) or node.op.groups != 1:
         return None
-    weights, shape = values[node.inputs[1]].data, values[node.output].shape
-    if weights is None or shape[3] % GROUP or values[node.output].dtype is not DType.FLOAT32:
+    weights, output = values[node.inputs[1]].data, values[node.output]
+    operands, shape = constants_of(node, values), output.shape
+    if weights is None or operands is None or shape[3] % GROUP:
         return None
-    operands, line, epilogue = constants_of(node, values), line_of(node, values), node.epilogue
-    if operands is None:
+    part = _Part(node, weights, node.epilogue, tuple(operands))
+    found = _of_bytes(part, output) if isinstance(node.op, IntegerConv2D) else _of_floats(part, output, values)
+    if found is None:
         return None
-    if line is not None:
-        scale, shift = line
-        weights = (weights * scale.reshape(-1, 1, 1, 1)).astype(np.float32)
-        epilogue, operands = apply("add", RESULT, Arg(1)), [shift.astype(np.float32)]
     copy = producer.get(node.inputs[0])
     moved = copy is not None and isinstance(copy.op, Copy) and copy.epilogue == RESULT
     read = (copy.op, *copy.inputs) if copy is not None and moved else node.inputs[0]  # each may have a copy of its own
-    kinds = tuple(operand.dtype.kind for operand in operands)
-    key = (node.op, read, weights.shape[1:], shape[:3], epilogue, kinds)
-    return _Part(node, weights, epilogue, tuple(operands), key)
+    kinds = tuple(operand.dtype.kind for operand in found.operands)
+    alike = shape[:3] if isinstance(node.op, Conv2D) else shape  # of bytes only layers that are as wide as one another
+    key = (node.op, read, weights.shape[1:], output.dtype, alike, found.epilogue, kinds)
+    return dataclasses.replace(found, key=key)
+
+
+def _of_floats(part: _Part, output: Value, values: Mapping[int, Value]) -> _Part | None:
+    """With a line's factors in the weights."""
+    assert isinstance(part.node.op, Conv2D)
+    if part.node.op.zero_point is not None or output.dtype is not DType.FLOAT32:
+        return None
+    line = line_of(part.node, values)
+    if line is None:
+        return part
+    scale, shift = line
+    weights = (part.weights * scale.reshape(-1, 1, 1, 1)).astype(np.float32)
+    epilogue, operands = apply("add", RESULT, Arg(1)), (shift.astype(np.float32),)
+    return dataclasses.replace(part, weights=weights, epilogue=epilogue, operands=operands)
+
+
+def _of_bytes(part: _Part, output: Value) -> _Part | None:
+    """With the zero point as a constant of each channel, where results are limited as bytes are, and no further."""
+    bounds = byte_bounds(output.dtype)
+    match part.epilogue:
+        case Apply("add", (Apply("nearest", (Apply("min", (Apply("max", (x, low)), high)),)), Literal(zero))) if (
+            isinstance(low, Literal) and isinstance(high, Literal) and isinstance(x, Apply) and x.fn == "small"
+        ):
+            if bounds == (low.value + zero, high.value + zero):
+                added = apply("add", apply("nearest", x), Arg(len(part.operands) + 1))
+                kept = apply("min", apply("max", added, whole(bounds[0])), whole(bounds[1]))
+                zeros = np.full(output.shape[3], zero, np.int32)
+                return dataclasses.replace(part, epilogue=kept, operands=(*part.operands, zeros))
+    return None
 
 
 def _put(builder: GraphBuilder, family: list[_Part]) -> None:
@@ -94,14 +128,14 @@ def _put(builder: GraphBuilder, family: list[_Part]) -> None:
     first = family[0].node
     shape = builder.values[first.output].shape
     sizes = [builder.values[part.node.output].shape[3] for part in family]
-    weights = builder.constant(np.concatenate([part.weights for part in family]))
+    narrow = builder.values[first.inputs[1]].dtype.is_narrow
+    weights = builder.constant(np.concatenate([part.weights for part in family]), narrow=narrow)
     together = zip(*(part.operands for part in family), strict=True)
     operands = [builder.constant(np.concatenate(each)) for each in together]
-    whole = (*shape[:3], sum(sizes))
+    channels = (*shape[:3], sum(sizes))
     sources = sources_of(*(part.node for part in family))
-    joined = builder.node(
-        first.op, [first.inputs[0], weights], builder.value(whole, DType.FLOAT32), family[0].epilogue, operands, sources
-    )
+    value = builder.value(channels, builder.values[first.output].dtype)
+    joined = builder.node(first.op, [first.inputs[0], weights], value, family[0].epilogue, operands, sources)
     begin = 0
     for part, size in zip(family, sizes, strict=True):
         step = Slice((0, 0, 0, begin), (1, 1, 1, 1), (*shape[:3], size))
