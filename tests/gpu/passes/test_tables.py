@@ -3,6 +3,8 @@ up."""
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -171,3 +173,76 @@ def test_bytes_of_another_type_are_looked_up() -> None:
     after = join_tables(before, MANY_BUFFERS)
     assert len(after.nodes) == 1
     np.testing.assert_array_equal(results(after), results(before))
+
+
+def steps(x: Expr, count: int, by: int = 3) -> Expr:
+    """A function of a byte, of ten operations a step, each of which wraps and limits."""
+    for i in range(count):
+        number = apply("mul", apply("to_float32", apply("mul", apply("sub", x, whole(by)), whole(i + 5))), 0.11)
+        rounded = apply("nearest", apply("mul", apply("add", number, 1.5), 0.9))
+        x = apply("add", apply("min", apply("max", rounded, whole(-120 - i)), whole(119)), whole(i))
+    return x
+
+
+def long_function(kind: DType, count: int, *others: int, made: DType = DType.INT8) -> tuple[GraphBuilder, int, int]:
+    b = GraphBuilder()
+    x, y = b.value(SHAPE, kind), b.value(SHAPE, made)
+    seven = b.constant(np.full((1, 1, 1, 1), 7, np.int32))
+    expr = apply("add", steps(Arg(0), count), Arg(1))
+    return b, x, b.node(Elementwise(), (), y, apply("max", apply("min", expr, whole(127)), whole(-128)), [x, seven])
+
+
+def all_bytes(kind: DType) -> np.ndarray:
+    dtype = np.int8 if kind is DType.INT8 else np.uint8
+    return np.arange(np.iinfo(dtype).min, np.iinfo(dtype).max + 1).astype(dtype).repeat(2).reshape(SHAPE)
+
+
+@pytest.mark.parametrize("kind", [DType.INT8, DType.UINT8])
+def test_a_long_function_of_a_byte_is_a_table(kind: DType) -> None:
+    b, x, y = long_function(kind, 3)
+    before = b.graph([x], [y])
+    (node,) = (after := fold_tables(before)).nodes
+    assert node.op == Lookup(0 if kind is DType.UINT8 else -128) and node.inputs[0] == x
+    data = all_bytes(kind)
+    np.testing.assert_array_equal(evaluate_graph(after, [data])[0], evaluate_graph(before, [data])[0])
+
+
+@pytest.mark.parametrize("kind", [DType.INT8, DType.UINT8])
+def test_a_table_of_what_comes_from_a_table_is_one_of_the_bytes_before(kind: DType) -> None:
+    """With what follows, of the table's numbers and of the bytes before: a GELU by way of a hyperbolic tangent."""
+    b, x, y = long_function(kind, 3, made=kind)
+    table = b.constant(RNG.integers(-100, 100, 256).astype(np.int32).reshape(1, 1, 1, 256))
+    low = 0 if kind is DType.UINT8 else -128
+    z = b.node(Lookup(low), [y, table], b.value(SHAPE, DType.INT8), product(Arg(1)), [x])
+    before = b.graph([x], [z])
+    after = fold_tables(before)
+    assert [(type(n.op), n.inputs[0], n.epilogue) for n in after.nodes] == [(Lookup, x, RESULT)]
+    data = all_bytes(kind)
+    np.testing.assert_array_equal(evaluate_graph(after, [data])[0], evaluate_graph(before, [data])[0])
+    both = b.graph([x], [y, z])  # who reads what is between has it
+    for got, want in zip(evaluate_graph(fold_tables(both), [data]), evaluate_graph(both, [data]), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_a_table_whose_places_are_beyond_the_next_stays() -> None:
+    b, x, y = long_function(DType.INT8, 3)
+    far = b.constant(np.arange(256, dtype=np.int32).reshape(1, 1, 1, 256))
+    z = b.node(Lookup(0), [y, far], b.value(SHAPE, DType.INT8))  # of bytes from 0 on
+    assert len(fold_tables(b.graph([x], [z])).nodes) == 2
+
+
+def test_short_functions_and_those_of_more_than_a_byte_are_computed() -> None:
+    b, x, y = long_function(DType.INT8, 1)
+    assert [type(n.op) for n in fold_tables(b.graph([x], [y])).nodes] == [Elementwise]
+    b, x, y = long_function(DType.INT8, 3)
+    (node,) = b.nodes
+    other, wide = b.value(SHAPE, DType.INT8), b.value(SHAPE, DType.INT32)
+    row = b.value((1, 1, 1, SHAPE[3]), DType.INT8)
+    for changed, inputs in (
+        (dataclasses.replace(node, operands=(x, other)), [x, other]),
+        (dataclasses.replace(node, operands=(wide, node.operands[1])), [wide]),
+        (dataclasses.replace(node, operands=(row, node.operands[1])), [row]),
+        (dataclasses.replace(node, output=wide), [x]),
+    ):
+        graph = GraphBuilder(b.values, [changed]).graph(inputs, [changed.output])
+        assert [type(n.op) for n in fold_tables(graph).nodes] == [Elementwise]
