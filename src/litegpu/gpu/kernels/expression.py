@@ -11,24 +11,8 @@ from litegpu.gpu.kernels.polynomial import polynomial
 from litegpu.gpu.kernels.rough_math import is_smooth, shortcut
 from litegpu.gpu.lang import Kernel, Memory, TracedValue, Type, boolean, f32, i32, u32, vec
 
-
-
-class SpreadTable:
-    """A table of bytes of which each of 32 lanes has words of its own, 128 bytes apart, so that none waits for another.
-    `memory` begins with the lane's first."""
-
-    COPIES = 32
-
-    def __init__(self, memory: Memory) -> None:
-        self.memory = memory
-
-    def at(self, place: TracedValue) -> TracedValue:
-        """The byte of a place up to 255."""
-        return self.memory[((place & 0xFC) * self.COPIES) + (place & 3)]
-
-
 #: What an argument of an expression is in a kernel: a value, a table, or nothing where the expression does not use it.
-Argument = TracedValue | Memory | SpreadTable | None
+Argument = TracedValue | Memory | None
 
 _LITERAL_TYPES = {DType.FLOAT32: f32, DType.FLOAT16: f32, DType.INT32: i32, DType.BOOL: boolean}
 _MAGIC, _MAGIC_BITS = 12582912.0, 0x4B400000  # 1.5 * 2^23 as a float, and its bits
@@ -102,14 +86,10 @@ def evaluate(k: Kernel, expr: Expr, args: Sequence[Argument], *, rough: bool = F
         return k.min(k.max(value, constant(k, low, value.type)), constant(k, high, value.type))
 
     def looked_up(table: Argument, place: TracedValue) -> TracedValue:
-        """A byte of each; for places beyond the table, of which there should be none, there is some byte."""
-        places = k.bitcast(place, vec(u32, lanes))
-        if isinstance(table, SpreadTable):
-            found = [i32(table.at(places[j] if lanes > 1 else places)) for j in range(lanes)]
-            return k.vec(*found) if lanes > 1 else found[0]
+        """A byte of each; places beyond the table, of which there should be none, are its last."""
         if not isinstance(table, Memory):
             raise IndexError("the expression needs a table, which was not given")
-        places = k.min(places, table.size - 1)
+        places = k.min(k.bitcast(place, vec(u32, lanes)), table.size - 1)
         found = [i32(table[places[j] if lanes > 1 else places]) for j in range(lanes)]
         return k.vec(*found) if lanes > 1 else found[0]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -87,11 +87,8 @@ def ahead_of(function: str, places: int) -> tuple[Ahead, Ahead]:
     return Ahead(function, "constants", 1), Ahead(function, "operands", places)
 
 
-def print_cuda_function(
-    function: DeviceFunction, features: Features, places: int = 0, *, near: Collection[str] = ()
-) -> PrintedFunction:
-    """The CUDA C++ of `function`, for kernels that are not printed but written. `near`: names of its buffers that are
-    in shared memory.
+def print_cuda_function(function: DeviceFunction, features: Features, places: int = 0) -> PrintedFunction:
+    """The CUDA C++ of `function`, for kernels that are not printed but written.
 
     `places`: so many parameters say where the function reads and writes. What it reads of buffers that nobody writes at
     the place that the last of them is, or one that is known, it gets as an argument behind all others, and what it
@@ -99,7 +96,6 @@ def print_cuda_function(
     their own work.
     """
     body = _FunctionBody(function, features, function.parameters[:places])
-    body.read_plainly(m.number for m in function.buffers if m.name in near)
     own = []
     for i, value in enumerate(function.parameters):
         body.name_leaf(value, f"p{i}")
@@ -606,10 +602,6 @@ class _FunctionBody(_Module):
         """The compiler moves loads of what nobody writes, as far as it is told, behind the wait: it is not told."""
         text = super().parameter(m)
         return text.replace(" __restrict__", "") if m.number in self._plain else text
-
-    def read_plainly(self, numbers: Iterable[int]) -> None:
-        """Read these memories as any pointer may be read."""
-        self._plain.update(numbers)
 
     def element(self, m: tree.Memory, index: str) -> str:
         return f"{memory_name(m)}[{index}]" if m.number in self._plain else super().element(m, index)

@@ -44,9 +44,6 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS EPILOGUE_BUFFE
     barrier_init(READY, 1);
     barriers_ready();
   }
-#ifdef RUN
-  SPREAD(THREADS)
-#endif
   __syncthreads();
   const unsigned team = threadIdx.x / 128;
   if (team == TEAMS) {

@@ -170,10 +170,8 @@ _FROM_REGISTERS = _Rates(6.2e-5, 1.28, 0.101, 0.021, 1.65, 0.16, 3.44e-5, 1.06e-
 def launch(ctx: KernelContext, layer: Layer, tile: StayingTile, where: Where | None = None) -> Launch:
     """The convolution with the given tile; see persistent.cu for the constants."""
     columns = SpecializedTile(tile.rows, tile.columns, 1, tile.stages, tile.resident)
-    taken = tile.shared_bytes(specialized.row_bytes(layer), specialized.steps_of(layer))
-    epilogue, factors = None, layer
-    if not tile.span:
-        epilogue = runs.epilogue_of(ctx, layer, tile.columns, shared=taken, resident=tile.resident)
+    epilogue = None if tile.span else runs.epilogue_of(ctx, layer, tile.columns)
+    factors = layer
     if epilogue is not None:
         factors = dataclasses.replace(layer, weights=runs.columns_of(layer.weights, epilogue.run))
     weights = specialized.packed(factors, columns)

@@ -57,7 +57,6 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS TOLD_BUFFERS E
     }
     barriers_ready();
   }
-  SPREAD(THREADS)
 #if CLUSTER > 1
   cluster_sync();
 #else

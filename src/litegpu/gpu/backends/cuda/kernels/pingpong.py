@@ -133,12 +133,14 @@ def cost(layer: Layer, tile: PingpongTile, units: int) -> float:
 
 def launch(ctx: KernelContext, layer: Layer, tile: PingpongTile, where: Where | None = None) -> Launch:
     """The convolution with the given tile; see pingpong.cu for the constants."""
-    epilogue = runs.epilogue_of(ctx, layer, tile.columns, shared=0)
+    epilogue = runs.epilogue_of(ctx, layer, tile.columns)
     factors = dataclasses.replace(layer, weights=runs.columns_of(layer.weights, epilogue.run))
     row_bytes, rows = specialized.row_bytes(layer), TEAMS * tile.rows
     fetched, norms = runs.fetched_bytes(epilogue, layer, rows), told.shared_bytes(layer, rows)
-    stages, beside = tile.stages, fetched + norms + epilogue.spread_bytes
-    while dataclasses.replace(tile, stages=stages).shared_bytes(row_bytes) + beside > MOST_WARPGROUP_SHARED_BYTES:
+    stages = tile.stages
+    while (
+        dataclasses.replace(tile, stages=stages).shared_bytes(row_bytes) + fetched + norms > MOST_WARPGROUP_SHARED_BYTES
+    ):
         stages -= 1
     ring = dataclasses.replace(tile, stages=stages).shared_bytes(row_bytes)
     weights = specialized.packed(factors, SpecializedTile(tile.rows, tile.columns, 1, stages, 1))

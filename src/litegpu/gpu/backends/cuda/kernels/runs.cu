@@ -6,7 +6,7 @@
 // Constants from the host: BYTES (of an input), RESULT_BYTES (1, 2 or 4, floats); BN PIXELS QUADS; RUN (channels: 8 or 16 bytes); PER_CHANNEL(each) and PER_PIXEL(each), what the epilogue
 // reads: each(type, name) for constants of the channels, each(name, pitch, offset) for values like the results, in quads; if it
 // reads bytes of which a pixel has one, PER_PLACE(each), each(type, name, pitch, offset); if it looks bytes up, PER_TABLE(each),
-// each(type, name), and, if it may have them in shared memory, SPREAD_TABLES, how many, and SPREAD(threads);
+// each(type, name);
 // FETCHED_AT, perhaps: where threads of store_one_by_one() have what is like the results, a single value of 16 bytes a run, brought
 // to shared memory; RESULT_PITCH RESULT_OFFSET; FINISH(own, i, more, sum, to): quad i of `own` channels, of a row `more`. STREAMED: no kernel
 // reads the results, which are to leave the cache before all else.
@@ -15,17 +15,6 @@
 #endif
 #ifndef PER_TABLE
 #define PER_TABLE(each)
-#endif
-// Of tables that are spread each lane has words of its own, 128 bytes apart, so that no lane waits for another. SPREAD(threads)
-// brings them to shared memory, before the first barrier.
-#ifdef SPREAD_TABLES
-__shared__ unsigned spread_words[SPREAD_TABLES][64 * 32];
-template <class T> INLINE const T* spread_table(unsigned number) { return (const T*)(spread_words[number] + threadIdx.x % 32); }
-INLINE void spread(const void* table, unsigned number, unsigned threads) {
-  for (unsigned i = threadIdx.x; i < 64 * 32; i += threads) spread_words[number][i] = __ldg((const unsigned*)table + i / 32);
-}
-#else
-#define SPREAD(threads)
 #endif
 constexpr unsigned RUN_QUADS = RUN / 4, RUNS = BN / (4 * RUN), OWN = RUNS * RUN_QUADS;  // of a thread, in a row
 static_assert(BN % (4 * RUN) == 0, "columns");

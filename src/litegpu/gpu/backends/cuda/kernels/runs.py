@@ -12,12 +12,11 @@ import numpy as np
 
 from litegpu.gpu.backends.cuda.kernels import biased
 from litegpu.gpu.backends.cuda.kernels.layer import NARROW, Layer, ToldNorm
-from litegpu.gpu.backends.cuda.kernels.tile import multiprocessor_shared_bytes
 from litegpu.gpu.backends.cuda.printer import print_cuda_function
 from litegpu.gpu.graph import Apply, Arg, DType, Expr, IntegerConv2D, Literal, arguments, tables
-from litegpu.gpu.kernels.access import Operands, byte_bounds, bytes_of_table, open_table, pack, pixel_pitch
+from litegpu.gpu.kernels.access import Operands, byte_bounds, open_table, pack, pixel_pitch
 from litegpu.gpu.kernels.context import KernelContext
-from litegpu.gpu.kernels.expression import Argument, SpreadTable, evaluate, unlimited
+from litegpu.gpu.kernels.expression import Argument, evaluate, unlimited
 from litegpu.gpu.kernels.terms import sum_type
 from litegpu.gpu.lang import Kernel, Memory, TracedValue, Type, f16x4, f32, f32x4, i8x4, i32, i32x4, u8x4, u32x4
 from litegpu.gpu.lang.tracing import trace_function
@@ -33,8 +32,6 @@ LEAST_COLUMNS, MOST_ADDED = 96, 60 << 20
 MOST_FETCHED = 16 << 20
 _QUADS: dict[DType, Type] = {DType.INT8: i8x4, DType.UINT8: u8x4, DType.FLOAT16: f16x4, DType.FLOAT32: f32x4}
 _COMPUTED = {DType.INT8: i32x4, DType.UINT8: i32x4, DType.FLOAT16: f32x4, DType.FLOAT32: f32x4}
-#: Bytes of shared memory of a table that is spread, and what a workgroup takes besides what it is given.
-SPREAD_BYTES, SHARED_BESIDE = 256 * SpreadTable.COPIES, 2048
 #: As C++ calls a quad in memory, by the bytes of one of its numbers.
 _BYTES = {"int8": "signed char", "uint8": "unsigned char"}
 _NAMES = {1: "unsigned", 2: "uint2", 4: "float4"}
@@ -52,7 +49,6 @@ class RunEpilogue:
     parameters: tuple[str, ...]
     narrow: bool  # a row of results of a tile is less than a line of the cache
     added: int = 0  # values like the results that are read
-    spread_bytes: int = 0  # of shared memory, for tables of which each lane has words of its own
 
 
 def run_of(ctx: KernelContext, *, by_quads: bool = False, floats: bool = False) -> int:
@@ -81,18 +77,11 @@ def pays(layer: Layer, columns: int) -> bool:
     return layer.whole_numbers or (columns >= LEAST_COLUMNS and not added)
 
 
-def epilogue_of(
-    ctx: KernelContext, layer: Layer, columns: int, run: int = 0, *, shared: int | None = None, resident: int = 1
-) -> RunEpilogue:
-    """The node's, where there are runs, for a tile of so many columns, or for runs of a certain length. `shared`: bytes
-    of shared memory that a kernel takes which can spread tables (runs.cu), `resident` times on a multiprocessor: that
-    is done where there is room for them as well."""
+def epilogue_of(ctx: KernelContext, layer: Layer, columns: int, run: int = 0) -> RunEpilogue:
+    """The node's, where there are runs, for a tile of so many columns, or for runs of a certain length."""
     expr, bias = _without_bias(ctx)
     first = np.broadcast_to(bias, (1, 1, 1, layer.shape[3])).reshape(-1).astype(np.int32)
-    spread_bytes = SPREAD_BYTES * len(tables(expr))
-    whole = multiprocessor_shared_bytes(ctx.features.capability)
-    spread = shared is not None and resident * (shared + spread_bytes + SHARED_BESIDE) <= whole
-    made = _made(ctx, run or run_in(layer, columns), expr, first, layer.told, spread=spread)
+    made = _made(ctx, run or run_in(layer, columns), expr, first, layer.told)
     return dataclasses.replace(made, narrow=columns * layer.size < LINE)
 
 
@@ -142,9 +131,7 @@ def _without_bias(ctx: KernelContext) -> tuple[Expr, np.ndarray]:
     return (node.epilogue, np.zeros(1, np.int32)) if begun is None else (begun, bias)
 
 
-def _made(
-    ctx: KernelContext, run: int, expr: Expr, first: np.ndarray, told: ToldNorm | None = None, *, spread: bool = False
-) -> RunEpilogue:
+def _made(ctx: KernelContext, run: int, expr: Expr, first: np.ndarray, told: ToldNorm | None = None) -> RunEpilogue:
     node, output = ctx.node, ctx.views[ctx.node.output]
     bounds = byte_bounds(output.dtype)
     views = {i: ctx.views[v] for i, v in enumerate(node.operands, 1) if not ctx.value(v).is_constant}
@@ -154,11 +141,6 @@ def _made(
 
     def read(k: Kernel, i: int) -> Argument:
         value, name = ctx.value(node.operands[i - 1]), f"e{i - 1}"
-        if i in looked_up and spread:
-            assert value.data is not None
-            numbers, kind = bytes_of_table(value.data)
-            operands[name] = numbers
-            return SpreadTable(k.buffer(name, kind, numbers.size * SpreadTable.COPIES, access="read"))
         if i in looked_up:
             return open_table(ctx, k, value.id, operands)
         if value.data is None:
@@ -200,8 +182,8 @@ def _made(
         return k.buffer(name, _QUADS[dtype], 1, compute=f32x4 if dtype is DType.FLOAT16 else None)
 
     function = trace_function(finish, "finish", (sum_type(node.op),))
+    printed = print_cuda_function(function, ctx.features)
     known_tables = {n: v for n, v in operands.items() if isinstance(v, np.ndarray) and v.itemsize == 1}
-    printed = print_cuda_function(function, ctx.features, near=known_tables if spread else ())
     channels = {n: v for n, v in operands.items() if isinstance(v, np.ndarray) and v.itemsize > 1}
     values = {n: v for n, v in operands.items() if isinstance(v, View)}
     places = {n: v for n, v in values.items() if _is_by_places(ctx, v)}
@@ -214,12 +196,8 @@ def _made(
         "PER_PIXEL(each)": " ".join(f"each({n}, {pixel_pitch(v)}u / 4, {v.offset}u / 4)" for n, v in pixels.items()),
         "RESULT_PITCH": f"({pixel_pitch(output)}u / 4)", "RESULT_OFFSET": f"({output.offset}u / 4)",
         "FINISH(own, i, more, q, sum, to)": f"finish({', '.join(given[m.name] for m in function.buffers)}, sum)",
+        "PLACES": f"{{{', '.join([*channels, *pixels, *places, *known_tables, 'results'])}}}",
     }  # fmt: skip
-    found = {n: f"spread_table<{_BYTES[v.dtype.name]}>({i})" if spread else n for i, (n, v) in enumerate(known_tables.items())}
-    macros["PLACES"] = f"{{{', '.join([*channels, *pixels, *places, *found.values(), 'results'])}}}"
-    if known_tables and spread:
-        macros["SPREAD_TABLES"] = len(known_tables)
-        macros["SPREAD(threads)"] = " ".join(f"spread({n}, {i}, threads);" for i, n in enumerate(known_tables))
     if known_tables:
         macros["PER_TABLE(each)"] = " ".join(f"each({_BYTES[v.dtype.name]}, {n})" for n, v in known_tables.items())
     if places:
@@ -231,10 +209,7 @@ def _made(
     parameters += [f"const {_BYTES[v.dtype.name]}* __restrict__ {n}" for n, v in known_tables.items()]
     parameters.append(f"{_NAMES[output.dtype.nbytes]}* results")
     bound: Operands = {**channels, **pixels, **places, **known_tables, "results": output}
-    spread_bytes = SPREAD_BYTES * len(known_tables) if spread else 0
-    return RunEpilogue(
-        run, first, printed.definitions, macros, bound, tuple(parameters), False, len(pixels), spread_bytes
-    )
+    return RunEpilogue(run, first, printed.definitions, macros, bound, tuple(parameters), False, len(pixels))
 
 
 def _kind(data: np.ndarray) -> str:

@@ -125,9 +125,6 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS PROLOGUE_BUFFE
     }
     barriers_ready();
   }
-#ifdef RUN
-  SPREAD(THREADS)
-#endif
   __syncthreads();
   const unsigned team = threadIdx.x / 128;
   if (team == CONSUMERS) {

@@ -289,8 +289,7 @@ def launch(ctx: KernelContext, layer: Layer, tile: SpecializedTile, where: Where
     """The convolution with the given tile; see specialized.cu for the constants."""
     epilogue, factors = None, layer
     if _run(layer, tile):
-        taken = tile.shared_bytes(row_bytes(layer)) + factors_bytes(layer)
-        epilogue = runs.epilogue_of(ctx, layer, tile.columns, shared=taken, resident=tile.resident)
+        epilogue = runs.epilogue_of(ctx, layer, tile.columns)
         factors = dataclasses.replace(layer, weights=runs.columns_of(layer.weights, epilogue.run))
     weights = packed(factors, tile)
     outputs = layer.shape[3]
