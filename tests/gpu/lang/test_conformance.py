@@ -126,7 +126,7 @@ CASES = [
         lambda x: np.rint(np.where(abs(x) < 2**21, x, 0)).astype(np.int64),
         domain=lambda x: abs(x) < 2**21,
     ),
-    Case("high_product", "i32", lambda a, b: ((a * b + 2**30) >> 31)),
+    Case("high_product", "i32", lambda a, b: (a * b + 2**30) >> 31),
     Case("round_small", "f32", np.rint, domain=lambda x: (abs(x) < 2**21) & (np.rint(x) != 0)),
 ]
 

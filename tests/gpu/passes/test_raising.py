@@ -299,7 +299,13 @@ def of_bytes(kept: DType = DType.INT8) -> Graph:
     moved, scaled, added = b.value((1, 1, 24, 16), DType.INT8), b.value((1, 1, 24, 16), kept), value(b, 1, 1, 24, 16)
     b.node(Copy((Reshape((1, 4, 6, 16), (1, 1, 24, 16)),)), [y], moved)
     half = apply("shift_right", apply("add", apply("mul", Arg(0), Arg(1)), whole(32)), whole(6))
-    b.node(Elementwise(), (), scaled, apply("min", apply("max", half, whole(-128)), whole(127)), [moved, b.constant(50)])
+    b.node(
+        Elementwise(),
+        (),
+        scaled,
+        apply("min", apply("max", half, whole(-128)), whole(127)),
+        [moved, b.constant(np.array(50))],
+    )
     b.node(Elementwise(), (), added, apply("to_float32", apply("add", Arg(0), Arg(1))), [scaled, other])
     return b.graph([x, other], [added])
 
@@ -320,9 +326,7 @@ def test_a_residual_of_bytes_in_another_shape_is_in_the_epilogue_of_the_layer() 
     graph = of_bytes()
     last = dataclasses.replace(graph.values[graph.outputs[0]], dtype=DType.INT8)
     added = dataclasses.replace(graph.nodes[-1], epilogue=apply("min", apply("max", ADD, whole(-128)), whole(127)))
-    graph = dataclasses.replace(
-        graph, values={**graph.values, last.id: last}, nodes=(*graph.nodes[:-1], added)
-    )
+    graph = dataclasses.replace(graph, values={**graph.values, last.id: last}, nodes=(*graph.nodes[:-1], added))
     made = optimise(graph, Features())
     assert [type(n.op) for n in made.nodes if not isinstance(n.op, Copy)] == [IntegerConv2D]
     inputs = [RNG.integers(-128, 128, graph.values[v].shape).astype(np.int8) for v in graph.inputs]

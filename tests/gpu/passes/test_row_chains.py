@@ -107,9 +107,7 @@ def test_a_kernel_has_room_for_it() -> None:
 
 def test_two_chains_one_behind_the_other() -> None:
     b = GraphBuilder()
-    x, first, mean, second, most, last = (
-        b.value(s, DType.FLOAT32) for s in (SHAPE, SHAPE, ROW, SHAPE, ROW, SHAPE)
-    )
+    x, first, mean, second, most, last = (b.value(s, DType.FLOAT32) for s in (SHAPE, SHAPE, ROW, SHAPE, ROW, SHAPE))
     b.node(Elementwise(), (), first, apply("exp", Arg(0)), [x])
     b.node(Reduce("mean", (3,)), [first], mean)
     b.node(Elementwise(), (), second, apply("sub", Arg(0), Arg(1)), [first, mean])

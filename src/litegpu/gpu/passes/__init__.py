@@ -24,8 +24,8 @@ from litegpu.gpu.passes.repeats import drop_repeats
 from litegpu.gpu.passes.rereading import reread
 from litegpu.gpu.passes.rolling import join_slices
 from litegpu.gpu.passes.rotary import turn_halves
-from litegpu.gpu.passes.separable import join_waiting
 from litegpu.gpu.passes.row_chains import join_rows
+from litegpu.gpu.passes.separable import join_waiting
 from litegpu.gpu.passes.siblings import join_siblings
 from litegpu.gpu.passes.softmax import join_softmax, reduce_softmax
 from litegpu.gpu.passes.split import split_reductions

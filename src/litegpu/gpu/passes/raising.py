@@ -38,10 +38,10 @@ _PRODUCTS = (Conv2D, MatMul, IntegerConv2D, IntegerMatMul)
 
 
 def raise_elementwise(graph: Graph) -> Graph:
-    """A function of each element, applied to a value, of floats or of bytes, that one node reads and that reshapes, transposes or joins
-    others, is applied to those instead: there it becomes the epilogue of what computes them. Further operands come
-    along: numbers, parts of constants where values are joined, and through a reshape constants and, where a product is
-    reshaped, values of its shape."""
+    """A function of each element, applied to a value, of floats or of bytes, that one node reads and that reshapes,
+    transposes or joins others, is applied to those instead: there it becomes the epilogue of what computes them.
+    Further operands come along: numbers, parts of constants where values are joined, and through a reshape constants
+    and, where a product is reshaped, values of its shape."""
     return join_copies(_Raising(graph).run())
 
 

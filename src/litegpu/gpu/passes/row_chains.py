@@ -91,7 +91,7 @@ def _is_of_rows(graph: Graph, node: Node, shape: Shape) -> bool:
             return True
         case Lookup():
             table = values[node.inputs[1]].data
-            return table is not None and table.dtype.kind == "i" and -128 <= table.min() and table.max() <= 255
+            return table is not None and table.dtype.kind == "i" and table.min() >= -128 and table.max() <= 255
         case Reduce(kind, axes):
             sizes = [values[v].shape for v in node.inputs]
             domain = tuple(max(n) for n in zip(*sizes, strict=True))

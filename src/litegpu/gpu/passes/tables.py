@@ -86,7 +86,11 @@ def _tabulated(graph: Graph, node: Node, x: int, builder: GraphBuilder) -> Node:
     bounds = byte_bounds(graph.values[x].dtype)
     assert bounds is not None
     return dataclasses.replace(
-        node, op=Lookup(bounds[0]), inputs=(x, _results(graph, node, x, bounds[0], builder)), epilogue=RESULT, operands=()
+        node,
+        op=Lookup(bounds[0]),
+        inputs=(x, _results(graph, node, x, bounds[0], builder)),
+        epilogue=RESULT,
+        operands=(),
     )
 
 

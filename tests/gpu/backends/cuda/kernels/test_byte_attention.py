@@ -85,14 +85,18 @@ class Case:
                 inputs.append(operands[-1])
             else:
                 operands.append(g.constant(random.integers(-255, 256, self.mask).astype(np.int32)))
-            made = rounded(apply("add", apply("mul", made, whole(64)), apply("mul", Arg(1), whole(32))), 1 / 64, low, low)
+            made = rounded(
+                apply("add", apply("mul", made, whole(64)), apply("mul", Arg(1), whole(32))), 1 / 64, low, low
+            )
         product = IntegerMatMul(transpose_b=True, zero_point=of_q, other_zero_point=of_k)
         g.node(product, values[:2], logits, made, operands)
         if self.windows:
             apart, back = (b // self.windows, self.windows, h, m * self.keys), logits
             moved, logits = g.value(apart, self.kind), g.value((b, h, m, self.keys), self.kind)
             for_windows = random.integers(-40, 41, (1, self.windows, 1, m * self.keys)).astype(np.int32)
-            more = rounded(apply("add", apply("mul", RESULT, whole(64)), apply("mul", Arg(1), whole(90))), 1 / 70, low, low)
+            more = rounded(
+                apply("add", apply("mul", RESULT, whole(64)), apply("mul", Arg(1), whole(90))), 1 / 70, low, low
+            )
             g.node(Copy((Reshape((b, h, m, self.keys), apart),)), [back], moved, more, [g.constant(for_windows)])
             g.node(Copy((Reshape(apart, (b, h, m, self.keys)),)), [moved], logits)
         weights, result = g.value((b, h, m, self.keys), self.kind), g.value((b, h, m, self.columns), self.kind)

@@ -32,7 +32,7 @@ def test_every_kernel_is_looked_at() -> None:
     assert {
         "attention.cu",
         "byte_attention.cu",
-            "byte_depthwise.cu",
+        "byte_depthwise.cu",
         "byte_excite.cu",
         "byte_inverted.cu",
         "byte_matvec.cu",

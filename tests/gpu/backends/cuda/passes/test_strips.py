@@ -59,7 +59,8 @@ def test_they_are_pixels_of_many_channels(case: str) -> None:
     joined = join_strips(graph)
     copy, conv = joined.nodes
     assert isinstance(copy.op, Copy) and copy.op.keeps_order
-    assert joined.values[conv.inputs[1]].shape[2] == 1 and conv.op.stride[1] == 1
+    assert isinstance(conv.op, IntegerConv2D) and conv.op.stride[1] == 1
+    assert joined.values[conv.inputs[1]].shape[2] == 1
     np.testing.assert_array_equal(evaluate_graph(joined, numbers(graph))[0], evaluate_graph(graph, numbers(graph))[0])
     program = build_program(graph, HOPPER, "cuda", half=True, integer=True)
     assert len(program.dispatches) == 1

@@ -1,9 +1,10 @@
-"""Attention of bytes: warps have 16 queries' logits of all keys in registers, which round as each of its operators does."""
+"""Attention of bytes: warps have 16 queries' logits of all keys in registers, and round as each operator does."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -114,13 +115,15 @@ def divisions(q: Shape, k: Shape, v: Shape, features: Features) -> list[ByteAtte
 
 
 def cost(one: ByteAttentionDivision, units: int) -> float:
-    """Estimated cycles: what a quarter of a multiprocessor issues, or what a workgroup by itself takes, whose warps wait
-    for memory and for one another. (An H200, ViT tiny's 12 layers: batch 64 401 us by 8 warps in teams of two, 420 by
-    four, 450 in teams of four; batch 1 58 us by 4 warps in a team, 65 by 8 in two, 85 in teams of two.)"""
+    """Estimated cycles: what a quarter of a multiprocessor issues, or what a workgroup takes by itself, whose warps
+    wait for memory and for one another. (An H200, ViT tiny's 12 layers: batch 64 401 us by 8 warps in teams of two,
+    420 by four, 450 in teams of four; batch 1 58 us by 4 warps in a team, 65 by 8 in two, 85 in teams of two.)"""
     each = 230 * one.own + 300 + 8 * -(-one.columns // (16 * one.team)) * -(-one.keys // 32)  # instructions of a warp
     loading = (8 * one.keys * (one.depth + one.columns) // 16 + 2000) / (32 * one.warps)
     ordered = 5 * one.keys / one.team
-    resident = max(1, min(64 // one.warps, (224 << 10) // (one.shared + 1024), REGISTERS // (one.warps * _registers(one))))
+    resident = max(
+        1, min(64 // one.warps, (224 << 10) // (one.shared + 1024), REGISTERS // (one.warps * _registers(one)))
+    )
     rounds = -(-one.groups // (units * resident))
     together = -(-one.warps * min(resident, -(-one.groups // units)) // 4)
     alone = (2 + together) * each + 3 * loading + 12 * one.keys + 1500
@@ -149,10 +152,11 @@ def _launch(ctx: KernelContext, one: ByteAttentionDivision) -> Launch:
     of_q, of_k, of_v = (z - 128 * (x.dtype is DType.UINT8) for z, x in zip(op.zero_points, views, strict=True))
     sums, values, keys, rows = one.places
     constants: dict[str, int | str] = {
-        "WARPS": one.warps, "TEAM": one.team, "PARTS": one.parts, "HEADS": ctx.output.shape[1], "QUERIES": one.queries, "KEYS": one.keys,
-        "DEPTH": one.depth, "QUADS": one.columns // 4, "KEY_PITCH": one.key_pitch, "VALUE_PITCH": one.value_pitch,
-        "ROW_PITCH": one.row_pitch, "SUMS_AT": sums, "VALUES_AT": values, "KEYS_AT": keys, "ROWS_AT": rows, "OF_Q": of_q, "OF_K": of_k,
-        "OF_V": of_v, "SCALE": float_text(op.scale),
+        "WARPS": one.warps, "TEAM": one.team, "PARTS": one.parts, "HEADS": ctx.output.shape[1],
+        "QUERIES": one.queries, "KEYS": one.keys, "DEPTH": one.depth, "QUADS": one.columns // 4,
+        "KEY_PITCH": one.key_pitch, "VALUE_PITCH": one.value_pitch, "ROW_PITCH": one.row_pitch,
+        "SUMS_AT": sums, "VALUES_AT": values, "KEYS_AT": keys, "ROWS_AT": rows,
+        "OF_Q": of_q, "OF_K": of_k, "OF_V": of_v, "SCALE": float_text(op.scale),
     }  # fmt: skip
     functions = [
         Traced(ctx, name, (u32,) * 4, _words(ctx, v, several=name == "key_words"))
@@ -166,11 +170,13 @@ def _launch(ctx: KernelContext, one: ByteAttentionDivision) -> Launch:
     )  # fmt: skip
 
 
-def _words(ctx: KernelContext, value: int, *, several: bool):  # type: ignore[no-untyped-def]
+def _words(ctx: KernelContext, value: int, *, several: bool) -> Callable[..., TracedValue]:
     """(batch, head, row, i) -> the i-th four numbers of a row as the signed bytes of a word, or with `several` the i-th
     16 as four words, zeros behind the last."""
 
-    def read(k: Kernel, operands: Operands, b: TracedValue, h: TracedValue, row: TracedValue, i: TracedValue):  # type: ignore[no-untyped-def]
+    def read(
+        k: Kernel, operands: Operands, b: TracedValue, h: TracedValue, row: TracedValue, i: TracedValue
+    ) -> TracedValue:
         source = open_source(ctx, k, value, operands)
         if not several:
             return _word(k, source, b, h, row, i)
@@ -187,29 +193,21 @@ def _word(k: Kernel, source: Source, b: Index, h: Index, row: Index, i: TracedVa
     return k.select(i < quads, word, k.const(0, i32))
 
 
-def _logits(ctx: KernelContext, op: IntegerAttention):  # type: ignore[no-untyped-def]
+def _logits(ctx: KernelContext, op: IntegerAttention) -> Callable[..., TracedValue]:
     """(batch, head, query, quad of keys, sums) -> four logits."""
 
-    def found(
-        k: Kernel, operands: Operands, b: TracedValue, h: TracedValue, row: TracedValue, q: TracedValue, sums: TracedValue
-    ) -> TracedValue:
+    def found(k: Kernel, operands: Operands, *place: TracedValue) -> TracedValue:
+        b, h, row, q, sums = place
         known: list[Argument] = [sums]
         used = arguments(op.logits)
         for i, v in enumerate(ctx.node.inputs[4:], start=1):
-            value = ctx.value(v)
             if i not in used:
                 known.append(None)
                 continue
-            lead, heads, queries, keys = value.shape
-            source = open_source(ctx, k, v, operands)
-            known.append(
-                source.broadcast(
-                    0 if lead == 1 else b % lead if lead < ctx.output.shape[0] else b,
-                    0 if heads == 1 else h,
-                    0 if queries == 1 else row,
-                    0 if keys == 1 else q,
-                )
-            )
+            lead, heads, queries, keys = ctx.value(v).shape
+            image: Index = 0 if lead == 1 else b % lead if lead < ctx.output.shape[0] else b
+            at = image, 0 if heads == 1 else h, 0 if queries == 1 else row, 0 if keys == 1 else q
+            known.append(open_source(ctx, k, v, operands).broadcast(*at))
         return evaluate(k, op.logits, known)
 
     return found

@@ -101,7 +101,9 @@ def _joined(builder: GraphBuilder, node: Node, inner: list[Node], features: Feat
     """All of them in one node, if there is a kernel for it."""
     values, (product, *between, softmax) = builder.values, inner
     first, last = product.op, node.op
-    assert isinstance(first, IntegerMatMul) and isinstance(last, IntegerMatMul) and isinstance(softmax.op, IntegerSoftmax)
+    assert (
+        isinstance(first, IntegerMatMul) and isinstance(last, IntegerMatMul) and isinstance(softmax.op, IntegerSoftmax)
+    )
     q, k, v = (values[i] for i in (*product.inputs, node.inputs[1]))
     shape, kind = values[product.output].shape, values[softmax.inputs[0]].dtype
     fits = (

@@ -12,8 +12,8 @@ ENOUGH, PIECE = 16, 16
 
 
 def join_strips(graph: Graph) -> Graph:
-    """The graph in which such convolutions of few channels read rows of windows as pixels of many. (One H200, 64 pictures
-    of 224x224 by 16x16 of three bytes: see docs/performance.md.)"""
+    """The graph in which such convolutions of few channels read rows of windows as pixels of many. (One H200, 64
+    pictures of 224x224 by 16x16 windows of three bytes: 161 us by the language's kernel, 12 so.)"""
     builder = GraphBuilder(dict(graph.values), [])
     for node in graph.nodes:
         builder.nodes += _joined(node, graph, builder) if _is_of_strips(node, graph) else [node]
