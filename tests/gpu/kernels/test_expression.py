@@ -7,7 +7,7 @@ import pytest
 from gpu.kernels.run_launch import check_node, lay_out, run_node
 
 from litegpu.gpu.evaluate import evaluate_expr
-from litegpu.gpu.graph import FUNCTIONS, Apply, Arg, DType, Elementwise, Expr, GraphBuilder, Literal, apply
+from litegpu.gpu.graph import FUNCTIONS, Apply, Arg, DType, Elementwise, Expr, GraphBuilder, Literal, apply, whole
 from litegpu.gpu.kernels.expression import evaluate, unlimited
 from litegpu.gpu.lang import Kernel, Type, f32, f32x2, f32x4, i8, i32, u8, vec
 
@@ -347,8 +347,8 @@ def test_whole_numbers_behind_a_rounding() -> None:
         np.float32
     )
     kept = apply("min", apply("max", apply("round", Arg(0)), -100.0), 120.0)
-    for whole in (kept, apply("add", kept, -28.0)):
-        expr = apply("nearest", apply("small", whole))
+    for quanta in (kept, apply("add", kept, -28.0)):
+        expr = apply("nearest", apply("small", quanta))
         np.testing.assert_array_equal(run(expr, x, output=DType.INT32), evaluate_expr(expr, [x]))
     few = x[:296] / 3
     np.testing.assert_array_equal(run(apply("round", apply("small", Arg(0))), few), np.rint(few))
@@ -362,3 +362,16 @@ def test_halves_away_from_zero() -> None:
     found, expected = run(away, x), evaluate_expr(away, [x])
     np.testing.assert_array_equal(found, expected)
     assert found[0] == -150 and found[299] == 150
+
+
+def test_limits_that_storing_has_anyway_are_left_out_behind_a_zero_point_of_channels() -> None:
+    added = apply("add", apply("nearest", apply("small", Arg(0))), Arg(1))
+
+    def kept(low: int, high: int) -> Expr:
+        return apply("min", apply("max", added, whole(low)), whole(high))
+
+    assert unlimited(kept(-128, 127), -128, 127) == added
+    for low, high in ((-128, 100), (0, 127), (0, 255)):
+        assert unlimited(kept(low, high), -128, 127) == kept(low, high)
+    other = apply("min", apply("max", apply("add", apply("to_int32", Arg(0)), Arg(1)), whole(-128)), whole(127))
+    assert unlimited(other, -128, 127) == other  # which might wrap

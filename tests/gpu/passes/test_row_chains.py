@@ -124,3 +124,16 @@ def test_two_chains_one_behind_the_other() -> None:
     for got, want in zip(evaluate_graph(joined, given), evaluate_graph(both, given), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
     assert isinstance(joined.nodes[0].op, RowChain)
+
+
+def test_a_reduction_over_an_axis_of_one_is_none_over_channels() -> None:
+    b, shape = GraphBuilder(), (2, 1, 5, 12)
+    x, most, mean, last = (b.value(s, DType.FLOAT32) for s in (shape, shape, (2, 1, 5, 1), shape))
+    b.node(Reduce("max", (1,)), [x], most)
+    b.node(Reduce("mean", (3,)), [most], mean)
+    b.node(Elementwise(), (), last, apply("sub", Arg(0), Arg(1)), [most, mean])
+    graph = b.graph([x], [last])
+    given = [np.random.default_rng(2).normal(0, 1, shape).astype(np.float32)]
+    np.testing.assert_allclose(
+        evaluate_graph(join_rows(graph, BUFFERS), given)[0], evaluate_graph(graph, given)[0], rtol=1e-5, atol=1e-6
+    )

@@ -59,6 +59,8 @@ class Case:
     windows: int = 0
     heads: bool = False
     given: bool = False  # the mask is an input
+    step: float = 0.05  # of the logarithms of a table's numbers
+    scale: float = 1 / 256  # of weights
 
     def graph(self) -> Graph:
         g, low = GraphBuilder(), 0 if self.kind is DType.UINT8 else -128
@@ -100,10 +102,10 @@ class Case:
             g.node(Copy((Reshape((b, h, m, self.keys), apart),)), [back], moved, more, [g.constant(for_windows)])
             g.node(Copy((Reshape(apart, (b, h, m, self.keys)),)), [moved], logits)
         weights, result = g.value((b, h, m, self.keys), self.kind), g.value((b, h, m, self.columns), self.kind)
-        table = np.exp(-0.05 * np.arange(256)).astype(np.float32).reshape(1, 1, 1, 256)
+        table = np.exp(-self.step * np.arange(256)).astype(np.float32).reshape(1, 1, 1, 256)
         kept: Expr = apply("min", apply("max", RESULT, whole(0)), whole(255))
         kept = apply("add", kept, whole(low)) if low else kept
-        g.node(IntegerSoftmax(1 / 256), [logits, g.constant(table)], weights, kept)
+        g.node(IntegerSoftmax(self.scale), [logits, g.constant(table)], weights, kept)
         last = IntegerMatMul(zero_point=low, other_zero_point=of_v)
         g.node(last, [weights, values[2]], result, rounded(RESULT, 1 / 256, low + 120, low))
         return g.graph(inputs, [result])
@@ -120,6 +122,7 @@ CASES = {
     "most keys": Case((1, 1, 20, 128), 256, 128, zero_points=(-128, 2, -1)),
     "narrow, few": Case((1, 5, 3, 4), 2, 4, zero_points=(0, 0, 0)),
     "depth of no whole steps": Case((1, 2, 70, 36), 81, 40),
+    "one key alone counts": Case((1, 2, 33, 32), 21, 16, step=1.0),  # whose weight would be 256
 }
 
 
@@ -157,6 +160,33 @@ def test_all_divisions(device, case: str, warps: int, team: int, monkeypatch) ->
     monkeypatch.setattr(byte_attention, "TEAMS", (team,))
     monkeypatch.setattr(byte_attention, "MOST_OWN", 16)
     check(device, CASES[case])
+
+
+@pytest.mark.cuda
+def test_sums_are_taken_in_order(device) -> None:
+    """With a unit of weights for which one of them is another where sums are taken in any other order."""
+    case = Case((1, 1, 16, 32), 200, 16, step=0.02)
+    graph, inputs = case.graph(), numbers(case.graph(), case.kind)
+    (logits,) = evaluate_graph(
+        dataclasses.replace(graph, nodes=graph.nodes[:1], outputs=(graph.nodes[0].output,)), inputs
+    )
+    table = np.exp(-case.step * np.arange(256)).astype(np.float32)
+    parts = table[logits.max(3, keepdims=True).astype(int) - logits]
+
+    def sums(each: np.ndarray) -> np.ndarray:
+        return np.add.accumulate(each, axis=3, dtype=np.float32)[..., -1:]
+
+    def weights(total: np.ndarray, scale: np.float32) -> np.ndarray:
+        return np.floor(parts * (np.float32(1) / (total * scale)) + np.float32(0.5))
+
+    forwards, others = sums(parts), [sums(parts[..., ::-1]), parts.sum(3, keepdims=True)]
+    row = next(r for r in range(16) if all(forwards[0, 0, r] != other[0, 0, r] for other in others))
+    near = float(parts[0, 0, row].max() / forwards[0, 0, row, 0] / 100.5)  # half-way between two weights
+    scales = np.float32(near) + np.arange(-40, 41).astype(np.float32) * np.spacing(np.float32(near))
+    differ = [s for s in scales if any((weights(forwards, s) != weights(other, s)).any() for other in others)]
+    assert differ
+    for scale in differ[:4]:
+        check(device, dataclasses.replace(case, scale=float(scale)))
 
 
 def joined(case: Case, **changed) -> Graph:
