@@ -76,6 +76,7 @@ def build_program(
     exact |= values_in_float32(optimised, ranges) if auto else {}
     exact |= values_beside_bytes(optimised) if half and integer else {}
     optimised = join_bytes(optimised, features)
+    exact = {v: reason for v, reason in exact.items() if v in optimised.values}  # others are in no memory any more
     kept = optimised.inputs[len(optimised.inputs) - variables :]
     placed = place(optimised, half, exact, kept)
     if half and isinstance(backend, Counting):
