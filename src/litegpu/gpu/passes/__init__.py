@@ -55,9 +55,10 @@ def optimise(graph: Graph, features: Features, half: bool = False) -> Graph:
     return split_reductions(join_waiting(graph, features), features.compute_units)
 
 
-def join_bytes(graph: Graph, features: Features) -> Graph:
-    """The same function once more, what is computed of bytes in fewer kernels: behind all that takes operands for
-    values of the output's shape, as tables are none."""
+def finish(graph: Graph, features: Features) -> Graph:
+    """The same function once more, behind the choice of what is float16, in fewer kernels: what no other pass has to
+    know. Tables in epilogues, where all others take operands for values of the output's shape; rows that are read
+    once; and what native kernels compute of bytes."""
     graph, own = join_rows(join_tables(graph, features.max_buffers), features.max_buffers), native.of(features)
     graph = graph if own is None else own.join_bytes(graph, features)
     return split_reductions(graph, features.compute_units, narrow=True)
