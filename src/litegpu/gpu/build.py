@@ -20,7 +20,7 @@ from litegpu.gpu.kernels.joined import joined
 from litegpu.gpu.kernels.tuner import Tuner
 from litegpu.gpu.lang import Kernel, KernelError
 from litegpu.gpu.lang.features import Features
-from litegpu.gpu.passes import finish, optimise
+from litegpu.gpu.passes import optimise, optimise_late
 from litegpu.gpu.passes.beside_bytes import values_beside_bytes
 from litegpu.gpu.passes.decisions import values_decided_on
 from litegpu.gpu.passes.layout import Placed, place
@@ -75,7 +75,7 @@ def build_program(
     exact = values_decided_on(optimised) if half else {}
     exact |= values_in_float32(optimised, ranges) if auto else {}
     exact |= values_beside_bytes(optimised) if half and integer else {}
-    optimised = finish(optimised, features)
+    optimised = optimise_late(optimised, features)
     exact = {v: reason for v, reason in exact.items() if v in optimised.values}  # others are in no memory any more
     kept = optimised.inputs[len(optimised.inputs) - variables :]
     placed = place(optimised, half, exact, kept)

@@ -13,7 +13,7 @@ from litegpu.gpu.control import called_cost, is_control
 from litegpu.gpu.graph import Copy, Elementwise
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.lower import lower_partition
-from litegpu.gpu.passes import finish, optimise
+from litegpu.gpu.passes import optimise, optimise_late
 from litegpu.gpu.passes.costs import node_cost
 from litegpu.gpu.passes.decisions import values_decided_on
 from litegpu.gpu.passes.layout import place
@@ -56,7 +56,7 @@ def fused(partition: Partition, features: Features = USUAL, *, half: bool = Fals
     )
     optimised = optimise(lowered.graph, features, half)
     exact = {**values_decided_on(optimised), **values_in_float32(optimised)}
-    placed = place(finish(optimised, features), half).graph
+    placed = place(optimise_late(optimised, features), half).graph
     nodes = []
     for node in placed.nodes:
         cost = node_cost(placed, node, half)

@@ -55,7 +55,7 @@ def optimise(graph: Graph, features: Features, half: bool = False) -> Graph:
     return split_reductions(join_waiting(graph, features), features.compute_units)
 
 
-def finish(graph: Graph, features: Features) -> Graph:
+def optimise_late(graph: Graph, features: Features) -> Graph:
     """The same function once more, behind the choice of what is float16, in fewer kernels: what no other pass has to
     know. Tables in epilogues, where all others take operands for values of the output's shape; rows that are read
     once; and what native kernels compute of bytes."""

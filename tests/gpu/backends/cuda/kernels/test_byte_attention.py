@@ -31,7 +31,7 @@ from litegpu.gpu.graph import (
     apply,
     whole,
 )
-from litegpu.gpu.passes import finish, optimise
+from litegpu.gpu.passes import optimise, optimise_late
 
 KERNEL = "byte_attention"
 HOPPER = GPUS["H200"].features
@@ -191,7 +191,7 @@ def test_sums_are_taken_in_order(device) -> None:
 
 def joined(case: Case, **changed) -> Graph:
     graph = dataclasses.replace(case, **changed).graph()
-    return finish(optimise(graph, HOPPER, True), HOPPER)
+    return optimise_late(optimise(graph, HOPPER, True), HOPPER)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -214,8 +214,8 @@ def test_what_is_left_as_it_is() -> None:
     assert not is_joined(few, q=(2, 3, 16, 30))
     graph = few.graph()  # whose weights are read by another as well
     graph = dataclasses.replace(graph, outputs=(*graph.outputs, graph.nodes[1].output))
-    assert not any(isinstance(n.op, IntegerAttention) for n in finish(graph, HOPPER).nodes)
+    assert not any(isinstance(n.op, IntegerAttention) for n in optimise_late(graph, HOPPER).nodes)
     first, softmax, last = few.graph().nodes
     shifted = dataclasses.replace(softmax, epilogue=apply("add", softmax.epilogue, Literal(1, DType.INT32)))
     graph = dataclasses.replace(few.graph(), nodes=(first, shifted, last))
-    assert not any(isinstance(n.op, IntegerAttention) for n in finish(graph, HOPPER).nodes)
+    assert not any(isinstance(n.op, IntegerAttention) for n in optimise_late(graph, HOPPER).nodes)
