@@ -129,6 +129,15 @@ def test_one_worker_empties_for_the_suspects() -> None:
     assert len(again) == 2 and max(again) < len(crew.handed) - 2  # before the new shards are all gone
 
 
+def test_suspects_do_not_wait_for_the_last_of_the_new_shards() -> None:
+    """As they would where outcomes are taken as they come, and so new shards without end."""
+    crew = Scripted(3, [dies(0)])
+    found = list(_Scheduler(crew, iter(range(60)), 2, 4, 60.0, False, threading.Event()).run())
+    assert sorted(o.value for o in found) == list(range(60))
+    again = [i for i, (_, shard) in enumerate(crew.handed) if shard in (0, 3)][2:]
+    assert len(again) == 2 and max(again) < 20
+
+
 def test_as_many_attempts_as_are_said() -> None:
     for attempts in (1, 3):
         (found,) = outcomes(Scripted(1, [dies(0)] * attempts), 1, attempts=attempts)
