@@ -54,12 +54,12 @@ class Scripted:
         pass
 
 
-def dies(worker: int) -> Act:
+def dies(worker: int, *, replaced: bool = True) -> Act:
     """The worker dies with all that it has, and another one comes."""
 
     def act(crew: Scripted) -> Event:
         crew.under_way = deque(one for one in crew.under_way if one[0] != worker)
-        crew._events = [Started(worker, "another")]
+        crew._events = [Started(worker, "another")] if replaced else []
         return Lost(worker, "it was killed")
 
     return act
@@ -116,13 +116,7 @@ def test_a_shard_whose_worker_died_is_tried_alone() -> None:
 
 def test_one_worker_empties_for_the_suspects() -> None:
     """The other one goes on with new shards."""
-    crew = Scripted(3, [dies(0)])
-
-    def late(crew: Scripted) -> Event | None:
-        crew._events = []  # nobody comes in place of the dead one
-        return None
-
-    crew._acts.append(late)
+    crew = Scripted(3, [dies(0, replaced=False)])
     found = outcomes(crew, 12, ahead=2)
     assert [o.value for o in found] == list(range(12))
     again = [i for i, (_, shard) in enumerate(crew.handed) if shard in (0, 3)][2:]
@@ -131,7 +125,7 @@ def test_one_worker_empties_for_the_suspects() -> None:
 
 def test_suspects_do_not_wait_for_the_last_of_the_new_shards() -> None:
     """As they would where outcomes are taken as they come, and so new shards without end."""
-    crew = Scripted(3, [dies(0)])
+    crew = Scripted(3, [dies(0, replaced=False)])
     found = list(_Scheduler(crew, iter(range(60)), 2, 4, 60.0, False, threading.Event()).run())
     assert sorted(o.value for o in found) == list(range(60))
     again = [i for i, (_, shard) in enumerate(crew.handed) if shard in (0, 3)][2:]
