@@ -6,7 +6,6 @@ other pass knows: its rows are read once."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from litegpu.gpu.graph import (
     Apply,
@@ -99,28 +98,15 @@ def _is_of_rows(graph: Graph, node: Node, shape: Shape) -> bool:
     return False
 
 
-@dataclass
-class _Joining:
-    """The chain as far as it has been put together. `known`: value -> what it is in the chain's expressions."""
-
-    graph: Graph
-    inputs: list[int]
-    known: dict[int, Expr]
-    stages: list[RowStage]
-
-    def of(self, v: int) -> Expr:
-        """The number of value v, a byte if it is stored as one."""
-        return self.known[v] if v in self.known else Arg(self.inputs.index(v))
-
-
-def _chain(graph: Graph, members: list[Node]) -> Node | None:
+def _chain(graph: Graph, members: list[Node]) -> Node:
     """All of them as one node."""
-    made = {n.output for n in members}
+    made, last = {n.output for n in members}, members[-1]
     inputs = list(dict.fromkeys(v for n in members for v in n.reads if v not in made))
-    joining, last = _Joining(graph, inputs, {}, []), members[-1]
+    stages: list[RowStage] = []
+    known: dict[int, Expr] = {v: Arg(i) for i, v in enumerate(inputs)}  # numbers, or bytes if stored as bytes
     for node in members:
-        operands = [joining.of(v) for v in node.operands]
-        read = [joining.of(v) for v in node.inputs]
+        operands = [known[v] for v in node.operands]
+        read = [known[v] for v in node.inputs]
         match node.op:
             case Elementwise():
                 found = substitute(node.epilogue, dict(enumerate(operands)))
@@ -128,15 +114,14 @@ def _chain(graph: Graph, members: list[Node]) -> Node | None:
                 looked_up = apply("lookup", place_of(read[0], lowest), read[1])
                 found = substitute(node.epilogue, dict(enumerate([looked_up, *operands])))
             case Reduce(kind, _, prologue):
-                total = Arg(len(inputs) + len(joining.stages))
-                epilogue = substitute(node.epilogue, dict(enumerate([total, *operands])))
-                joining.stages.append(RowStage(kind, substitute(prologue, dict(enumerate(read))), epilogue))
-                found = total
+                found = Arg(len(inputs) + len(stages))
+                epilogue = substitute(node.epilogue, dict(enumerate([found, *operands])))
+                stages.append(RowStage(kind, substitute(prologue, dict(enumerate(read))), epilogue))
             case _:
-                return None
-        joining.known[node.output] = found
-    chain = RowChain(tuple(joining.stages), joining.known[last.output])
-    return Node(chain, tuple(inputs), last.output, sources=sources_of(*members))
+                raise AssertionError(f"{node.op} is not of rows")
+        known[node.output] = found
+    op = RowChain(tuple(stages), known[last.output])
+    return Node(op, tuple(inputs), last.output, sources=sources_of(*members))
 
 
 def _fits(graph: Graph, chain: Node, max_buffers: int) -> bool:

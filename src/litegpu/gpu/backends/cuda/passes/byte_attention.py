@@ -43,7 +43,7 @@ def join_byte_attention(graph: Graph, features: Features) -> Graph:
     gone: set[int] = set()
     made: dict[int, Node] = {}
     for node in graph.nodes:
-        inner = _inner(node, producer) if node.op == _plain(node.op) else []
+        inner = _inner(node, producer)
         if not inner or any(len(consumers[n.output]) > 1 or n.output in graph.outputs for n in inner):
             continue
         joined = _joined(builder, node, inner, features)
@@ -56,16 +56,11 @@ def join_byte_attention(graph: Graph, features: Features) -> Graph:
     return GraphBuilder(builder.values, nodes).graph(graph.inputs, graph.outputs)
 
 
-def _plain(op: object) -> IntegerMatMul | None:
-    """The product without transposed factors, as that of weights and values is."""
-    if not isinstance(op, IntegerMatMul):
-        return None
-    return IntegerMatMul(zero_point=op.zero_point, other_zero_point=op.other_zero_point)
-
-
 def _inner(node: Node, producer: Mapping[int, Node]) -> list[Node]:
-    """The product of queries and keys, what is computed of the logits behind it, and the softmax; [] if there is no
-    such thing."""
+    """The product of queries and keys, what is computed of the logits behind it, and the softmax, before the product
+    `node` of weights and values; [] if there is no such thing."""
+    if not isinstance(node.op, IntegerMatMul) or node.op.transpose_a or node.op.transpose_b:
+        return []
     softmax = producer.get(node.inputs[0])
     if softmax is None or not isinstance(softmax.op, IntegerSoftmax):
         return []
@@ -114,10 +109,12 @@ def _joined(builder: GraphBuilder, node: Node, inner: list[Node], features: Feat
         and byte_attention.takes(q.shape, k.shape, v.shape, features)
         and not softmax.operands and _is_limited(softmax.epilogue, last.zero_point)
     )  # fmt: skip
+    if not fits:
+        return None
     logits = _Logits(Arg(0), [])
     for i, step in enumerate([product, *between]):
         operands = [_as_logits(builder, o, values[step.output].shape, shape, first=i == 0) for o in step.operands]
-        if not fits or tables(step.epilogue) or None in operands:
+        if tables(step.epilogue) or None in operands:
             return None
         logits.then(step, [o for o in operands if o is not None])
     bounds, limits = byte_bounds(kind), limits_of(logits.expr)
